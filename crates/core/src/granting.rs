@@ -1,0 +1,266 @@
+//! Who gets which work: the decision on a request for a lease.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::lease::{Assignment, Grant, Lease, Request};
+use crate::ledger::{Taken, Wish};
+use crate::run::{Run, Status};
+use crate::{Millis, Policy};
+
+/// The answer to a request for a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseDecision {
+    /// Work.
+    Granted(Grant),
+    /// None now.
+    Wait {
+        /// When it is worth asking again, even if nothing else happens.
+        until: Millis,
+        /// What is waited for.
+        reason: &'static str,
+    },
+    /// None any more: the run is complete.
+    Done,
+    /// None any more: the run was stopped or failed.
+    Stopped,
+}
+
+/// The most contributions a lease holds.
+const MOST_CHUNKS: u64 = 64;
+
+impl Run {
+    /// Decides on a request for work. `nonce` becomes the lease's id.
+    pub fn lease(&mut self, now: Millis, nonce: u128, request: &Request) -> LeaseDecision {
+        self.tick(now);
+        self.saw(&request.worker, now);
+        self.release_former(now, &request.worker);
+        let wait = |until, reason| LeaseDecision::Wait { until, reason };
+        match self.status {
+            Status::Done => return LeaseDecision::Done,
+            Status::Stopped | Status::Failed => return LeaseDecision::Stopped,
+            Status::Paused => return wait(now + 1000, "the run is paused"),
+            Status::Running | Status::Measuring => {}
+        }
+        if let Some(grant) = self.grant_evaluation(now, nonce, request) {
+            return LeaseDecision::Granted(grant);
+        }
+        if self.status == Status::Measuring {
+            return wait(self.recheck(now), "others are measuring the final version");
+        }
+        if self.takes_too_long(request) {
+            return wait(now + 1000, "the time left is too short for one contribution");
+        }
+        if !self.fresh_enough_with_one_more() {
+            return wait(
+                self.recheck(now),
+                "a slower worker's contribution would become too stale",
+            );
+        }
+        let wish_most = self.lease_size(request);
+        let busy = self.busy_shards();
+        let has = request.has.iter().copied().collect();
+        let only = request.only.as_ref().map(|only| only.iter().copied().collect());
+        let wish = Wish {
+            window: self.round.map_or((0, u64::MAX), |round| round.window),
+            most: wish_most,
+            only: only.as_ref(),
+            has: &has,
+            busy: &busy,
+        };
+        let anything_free = self.ledger.window_unclaimed(wish.window);
+        if let Some(taken) = self.ledger.take(wish) {
+            return LeaseDecision::Granted(self.grant_training(now, nonce, request, taken));
+        }
+        match self.backup(now, request) {
+            Ok(taken) => LeaseDecision::Granted(self.grant_training(now, nonce, request, taken)),
+            Err(_) if anything_free => {
+                wait(now + 1000, "what is free lies in shards this worker cannot read")
+            }
+            Err(until) => wait(until, "others have all that is left of the round or epoch"),
+        }
+    }
+
+    /// One worker holds one lease. Where it asks again long after it should have sent a heartbeat
+    /// or a contribution, it was most likely killed by its slice and started again: that counts as
+    /// a failure, or such a slice would be given out for ever.
+    fn release_former(&mut self, now: Millis, worker: &str) {
+        let heartbeat = self.plan.lease.silence / 3;
+        let former: Vec<_> = self
+            .leases
+            .iter()
+            .filter(|(_, lease)| lease.worker == worker)
+            .map(|(&id, lease)| (id, now > lease.last_progress + heartbeat))
+            .collect();
+        for (id, lost) in former {
+            self.release(id, lost.then_some("the worker began anew"));
+        }
+        self.settle();
+    }
+
+    fn grant_evaluation(&mut self, now: Millis, nonce: u128, request: &Request) -> Option<Grant> {
+        let evaluation = self.evaluation.as_mut()?;
+        let (shard, offset, range) = evaluation.take()?;
+        let assignment = Assignment::Evaluate { split: evaluation.split, shard, offset };
+        let base = evaluation.number;
+        let count = range.end - range.start;
+        Some(self.grant(
+            nonce,
+            Lease {
+                worker: request.worker.clone(),
+                assignment,
+                cursor: range.start,
+                end: range.end,
+                failures: 0,
+                base,
+                next_sequence: 0,
+                silence_deadline: now + self.plan.lease.silence,
+                progress_deadline: now + self.plan.lease.progress,
+                last_progress: now,
+            },
+            count,
+        ))
+    }
+
+    fn grant_training(
+        &mut self,
+        now: Millis,
+        nonce: u128,
+        request: &Request,
+        taken: Taken,
+    ) -> Grant {
+        let assignment = Assignment::Train {
+            epoch: self.ledger.epoch(),
+            shard: taken.place.shard,
+            offset: taken.range.start - taken.place.start,
+        };
+        self.grant(
+            nonce,
+            Lease {
+                worker: request.worker.clone(),
+                assignment,
+                cursor: taken.range.start,
+                end: taken.range.end,
+                failures: taken.failures,
+                base: self.number,
+                next_sequence: 0,
+                silence_deadline: now + self.plan.lease.silence,
+                progress_deadline: now + self.progress_time(),
+                last_progress: now,
+            },
+            self.plan.chunk,
+        )
+    }
+
+    fn grant(&mut self, nonce: u128, lease: Lease, chunk: u64) -> Grant {
+        let grant = Grant {
+            id: nonce,
+            assignment: lease.assignment,
+            range: lease.range(),
+            chunk,
+            base: lease.base,
+            renew: self.plan.lease.silence / 3,
+        };
+        self.earliest_lapse = self.earliest_lapse.min(lease.deadline());
+        self.leases.insert(nonce, lease);
+        grant
+    }
+
+    fn takes_too_long(&self, request: &Request) -> bool {
+        let rate = self.paces.get(&request.worker).and_then(|pace| pace.rate);
+        rate.zip(request.time_left)
+            .is_some_and(|(rate, left)| self.plan.chunk as f64 / rate > left as f64)
+    }
+
+    /// How many positions a worker should get: what fits its time and pace, less towards the end
+    /// of the epoch, so that nobody is left waiting for one long slice.
+    fn lease_size(&self, request: &Request) -> u64 {
+        let chunk = self.plan.chunk;
+        if self.plan.one_chunk_leases() {
+            return chunk;
+        }
+        let rate = self.paces.get(&request.worker).and_then(|pace| pace.rate);
+        let time = match request.time_left {
+            Some(left) => self.plan.lease.target.min(left.saturating_mul(4) / 5),
+            None => self.plan.lease.target,
+        };
+        let by_pace = rate.map_or(1, |rate| (rate * time as f64) as u64 / chunk);
+        let fair = self.ledger.unclaimed() / (2 * self.paces.len() as u64).max(2) / chunk;
+        by_pace.min(fair).clamp(1, MOST_CHUNKS).saturating_mul(chunk)
+    }
+
+    fn busy_shards(&self) -> BTreeSet<usize> {
+        self.leases
+            .values()
+            .filter_map(|lease| match lease.assignment {
+                Assignment::Train { shard, .. } => Some(shard),
+                Assignment::Evaluate { .. } => None,
+            })
+            .collect()
+    }
+
+    /// With a hard bound on staleness: whether the slowest contribution under way would still be
+    /// fresh enough if it came last and one more were under way.
+    fn fresh_enough_with_one_more(&self) -> bool {
+        let Policy::Async { max_staleness: Some(allowed), .. } = self.plan.policy else {
+            return true;
+        };
+        let training = self.leases.values().filter(|lease| lease.trains());
+        let (others, oldest) = training.fold((0u64, self.number), |(count, oldest), lease| {
+            (count + 1, oldest.min(lease.base))
+        });
+        self.number + others - oldest <= allowed
+    }
+
+    /// Work that someone else has but is slow to bring home: the first of the two wins. Or when it
+    /// is worth asking again.
+    fn backup(&self, now: Millis, request: &Request) -> Result<Taken, Millis> {
+        let limit = match self.plan.policy {
+            Policy::Sync { backup, .. } => backup,
+            _ => u64::MAX,
+        };
+        // Two leases on the same positions stand at the same cursor: what one of them brings home
+        // voids the other.
+        let mut holders: BTreeMap<u64, u64> = BTreeMap::new();
+        for lease in self.leases.values().filter(|lease| lease.trains()) {
+            *holders.entry(lease.cursor).or_default() += 1;
+        }
+        if holders.values().filter(|&&count| count > 1).count() as u64 >= limit {
+            return Err(self.recheck(now));
+        }
+        let fastest = self.paces.values().filter_map(|pace| pace.rate).fold(0.0f64, f64::max);
+        let patience = if fastest > 0.0 {
+            (4.0 * self.plan.chunk as f64 / fastest) as Millis
+        } else {
+            self.plan.lease.silence / 2
+        };
+        let patience = patience.clamp(200, self.plan.lease.silence.max(200));
+        let mut again = self.recheck(now);
+        let mut slowest: Option<(Millis, Taken)> = None;
+        for lease in self.leases.values() {
+            let Assignment::Train { shard, .. } = lease.assignment else { continue };
+            let repeated = holders.get(&lease.cursor).is_some_and(|&count| count > 1);
+            let unreadable = request.only.as_ref().is_some_and(|only| !only.contains(&shard));
+            if repeated || unreadable {
+                continue;
+            }
+            let overdue = lease.last_progress + patience;
+            if overdue > now {
+                again = again.min(overdue);
+                continue;
+            }
+            let Some(place) = self.ledger.order().place_of(lease.cursor) else { continue };
+            if slowest.as_ref().is_none_or(|(known, _)| overdue < *known) {
+                // One contribution is enough: it voids the slow lease, and the rest is free again.
+                let end = lease.end.min(lease.cursor.saturating_add(self.plan.chunk));
+                let taken = Taken { range: lease.cursor..end, failures: lease.failures, place };
+                slowest = Some((overdue, taken));
+            }
+        }
+        slowest.map(|(_, taken)| taken).ok_or(again)
+    }
+
+    /// When a deadline may change the answer.
+    fn recheck(&self, now: Millis) -> Millis {
+        self.next_deadline().unwrap_or(now + 1000).clamp(now + 1, now + 1000)
+    }
+}

@@ -1,0 +1,34 @@
+//! Datasets, manifests, shards, batches; stores; checkpoints; model files: everything that lies
+//! somewhere before or after it travels.
+//!
+//! A dataset becomes shards ([`Dataset::prepare`]), shards go into a [`Store`] under the hash of
+//! their bytes, a shard is read as a [`Table`] and rows of it are gathered into a batch. A run's
+//! versions come back to the same store as checkpoints ([`RunFiles`]).
+
+pub mod checkpoint;
+mod dataset;
+mod error;
+mod fault;
+mod global;
+pub mod idx;
+pub mod mnist;
+pub mod model_file;
+mod pickle;
+mod run_files;
+mod state_dict;
+mod store;
+mod table;
+
+pub use checkpoint::{
+    Checkpoint, NewestCheckpoint, claim_generation, get_shard, get_shard_range, newest_generation,
+    put_shard, shard_path,
+};
+pub use dataset::{Dataset, PrepareSettings, Prepared};
+pub use error::DataError;
+pub use fault::{Fault, Faults};
+pub use model_file::LoadedTensor;
+pub use pickle::MAX_PICKLE_BYTES;
+pub use run_files::{RunFiles, RunRecord, list_runs};
+pub use state_dict::read_state_dict;
+pub use store::Store;
+pub use table::{Column, Table, shard_hash};

@@ -1,0 +1,181 @@
+//! Writes checkpoints in the background, so that updates never wait for a disk.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use skep_data::{Checkpoint, DataError, RunFiles, newest_generation};
+use skep_math::OptimiserState;
+use skep_wire::{Dtype, Frame, FrameView, Layout, Version, WireError};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::keeper::Command;
+use crate::published::frame_bytes;
+
+/// One version with everything needed to go on from it. Holding it copies nothing.
+#[derive(Clone)]
+pub(crate) struct Material {
+    pub(crate) version: Version,
+    pub(crate) frame: Arc<Frame>,
+    pub(crate) optimiser: OptimiserState,
+    pub(crate) state: Value,
+}
+
+/// What a keeper wants written.
+pub(crate) enum Write {
+    /// A checkpoint.
+    Latest(Material),
+    /// A checkpoint that is the best so far.
+    Best(Material),
+    /// The final model.
+    Final(Arc<Frame>),
+    /// Nothing: tell when everything before is done.
+    Flush(oneshot::Sender<()>),
+}
+
+/// The background writer of one run.
+pub(crate) struct Checkpointer {
+    pub(crate) files: RunFiles,
+    pub(crate) generation: u64,
+    pub(crate) keep: usize,
+    pub(crate) provenance: Value,
+    pub(crate) keeper: Sender<Command>,
+    /// Set to a newer generation when another hive has claimed the store.
+    pub(crate) replaced: watch::Sender<Option<u64>>,
+    pub(crate) best: Option<Version>,
+}
+
+impl Checkpointer {
+    pub(crate) async fn run(mut self, mut wishes: mpsc::UnboundedReceiver<Write>) {
+        let mut written = BTreeSet::new();
+        while let Some(wish) = wishes.recv().await {
+            let result = match wish {
+                Write::Flush(done) => {
+                    let _ = done.send(());
+                    continue;
+                }
+                Write::Latest(material) => {
+                    self.write(&mut written, material, "latest").await.map(Command::Written)
+                }
+                Write::Best(material) => {
+                    self.best = Some(material.version);
+                    self.write(&mut written, material, "best").await.map(Command::Written)
+                }
+                Write::Final(frame) => self
+                    .guarded(self.files.write_final_model(frame_bytes(&frame)))
+                    .await
+                    .map(|()| Command::FinalWritten)
+                    .map_err(|error| error.to_string()),
+            };
+            let message = result.unwrap_or_else(|error| {
+                tracing::warn!(run = self.files.run(), "checkpoint: {error}");
+                Command::Trouble(error)
+            });
+            if self.keeper.send(message).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Writes only as long as no newer hive has claimed the store.
+    async fn guarded<T>(
+        &self,
+        work: impl Future<Output = Result<T, DataError>>,
+    ) -> Result<T, DataError> {
+        let newest = newest_generation(self.files.store()).await?;
+        if newest > self.generation {
+            self.replaced.send_replace(Some(newest));
+            // The process is about to stop; nothing of ours may be written any more.
+            std::future::pending::<()>().await;
+        }
+        work.await
+    }
+
+    async fn write(
+        &self,
+        written: &mut BTreeSet<Version>,
+        material: Material,
+        hint: &str,
+    ) -> Result<Version, String> {
+        let explain = |error: DataError| error.to_string();
+        let version = material.version;
+        if !written.contains(&version) {
+            let optimiser = tokio::task::spawn_blocking(move || encode(&material.optimiser));
+            let optimiser = optimiser.await.map_err(|error| error.to_string())?;
+            let checkpoint = Checkpoint {
+                version,
+                model: frame_bytes(&material.frame),
+                optimiser: optimiser.map_err(|error| error.to_string())?,
+                state: material.state,
+                provenance: self.provenance.clone(),
+            };
+            match self.guarded(self.files.write_checkpoint(&checkpoint)).await {
+                Ok(()) | Err(DataError::Exists { .. }) => {}
+                Err(error) => return Err(explain(error)),
+            }
+            written.insert(version);
+            while written.len() > 64 {
+                written.pop_first();
+            }
+        }
+        self.files.write_hint(hint, version).await.map_err(explain)?;
+        let also: Vec<_> = self.best.into_iter().collect();
+        self.files.retain(self.keep, &also).await.map_err(explain)?;
+        Ok(version)
+    }
+}
+
+/// The optimiser's state as a safetensors file.
+fn encode(state: &OptimiserState) -> Result<Bytes, WireError> {
+    let tensors = state
+        .buffers
+        .iter()
+        .map(|(name, values)| (name.clone(), Dtype::F32, vec![values.len()]))
+        .collect();
+    let metadata = [("steps".to_owned(), state.steps.to_string())].into();
+    let layout = Layout::with_metadata(tensors, Some(metadata))?;
+    let mut frame = Frame::zeros(Arc::new(layout));
+    for (name, values) in &state.buffers {
+        if let Some(into) = frame.floats_of_mut(name) {
+            into.copy_from_slice(values);
+        }
+    }
+    Ok(frame_bytes(&Arc::new(frame)))
+}
+
+/// The optimiser's state from a safetensors file.
+pub(crate) fn decode(bytes: &[u8]) -> Result<OptimiserState, WireError> {
+    let view = FrameView::parse(bytes)?;
+    let steps = view.metadata.get("steps").and_then(|text| text.parse().ok());
+    let steps = steps.ok_or_else(|| WireError::Safetensors("no step count".to_owned()))?;
+    let mut buffers = Vec::new();
+    for (name, tensor) in view.tensors.tensors() {
+        if tensor.dtype() != Dtype::F32 {
+            return Err(WireError::Safetensors(format!("`{name}` is not F32")));
+        }
+        buffers.push((name, Arc::new(bytemuck::pod_collect_to_vec(tensor.data()))));
+    }
+    Ok(OptimiserState { steps, buffers })
+}
+
+/// Watches for a newer hive on the same store.
+pub(crate) async fn watch_generation(
+    store: skep_data::Store,
+    own: u64,
+    replaced: watch::Sender<Option<u64>>,
+) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        match newest_generation(&store).await {
+            Ok(newest) if newest > own => {
+                replaced.send_replace(Some(newest));
+                return;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!("looking for a newer hive: {error}"),
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! A hive: a store, a generation, and its runs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use skep_core::{LeaseTimes, Limit, Plan, Policy, PolicySettings, Run, RunSnapshot, Status};
+use skep_data::{DataError, RunFiles, Store, claim_generation, list_runs, put_shard};
+use skep_math::{OptimiserSettings, all_finite};
+use skep_wire::{
+    Encoding, ErrorCode, Frame, Layout, Manifest, RunSpec, ShardRef, Split, Version,
+};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::budget::Budget;
+use crate::checkpointer::{Checkpointer, decode, watch_generation};
+use crate::events::Events;
+use crate::keeper::{Command, Keeper, KeeperParts, KeptState};
+use crate::metrics::Counters;
+use crate::model::Model;
+use crate::published::{Published, frame_bytes};
+use crate::run_handle::RunHandle;
+use crate::{Access, ApiError, HiveError};
+
+/// How a hive is set up.
+pub struct HiveSettings {
+    /// Where everything is kept.
+    pub store: Store,
+    /// Who may do what.
+    pub access: Access,
+    /// How many bytes of bodies may be in memory at once.
+    pub byte_budget: usize,
+}
+
+/// A hive.
+pub struct Hive {
+    pub(crate) store: Store,
+    pub(crate) access: Access,
+    pub(crate) budget: Budget,
+    pub(crate) generation: u64,
+    pub(crate) byte_budget: usize,
+    runs: RwLock<BTreeMap<String, Arc<RunHandle>>>,
+    replaced: watch::Sender<Option<u64>>,
+}
+
+impl Hive {
+    /// Claims the next generation of the store and goes on with its runs.
+    pub async fn open(settings: HiveSettings) -> Result<Arc<Self>, HiveError> {
+        let program = format!("skep {}", env!("CARGO_PKG_VERSION"));
+        let generation = claim_generation(&settings.store, &program).await?;
+        let replaced = watch::Sender::new(None);
+        let hive = Arc::new(Self {
+            store: settings.store,
+            access: settings.access,
+            budget: Budget::new(settings.byte_budget),
+            generation,
+            byte_budget: settings.byte_budget,
+            runs: RwLock::default(),
+            replaced,
+        });
+        tokio::spawn(watch_generation(hive.store.clone(), generation, hive.replaced.clone()));
+        for name in list_runs(&hive.store).await? {
+            match hive.load(&name).await {
+                Ok(handle) => {
+                    let version = handle.published.newest().version;
+                    tracing::info!(run = name, %version, "goes on");
+                    hive.insert(&name, handle);
+                }
+                Err(error) => tracing::error!(run = name, "cannot go on: {error}"),
+            }
+        }
+        Ok(hive)
+    }
+
+    /// Its generation.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Resolves when another hive has claimed the store.
+    pub async fn replaced(&self) -> HiveError {
+        let mut receiver = self.replaced.subscribe();
+        let newer = match receiver.wait_for(Option::is_some).await {
+            Ok(newer) => newer.unwrap_or_default(),
+            Err(_) => 0,
+        };
+        HiveError::Replaced { newer, own: self.generation }
+    }
+
+    /// The names of its runs.
+    pub fn run_names(&self) -> Vec<String> {
+        self.lock().keys().cloned().collect()
+    }
+
+    pub(crate) fn run(&self, name: &str) -> Result<Arc<RunHandle>, ApiError> {
+        self.lock().get(name).cloned().ok_or_else(|| {
+            ApiError::new(
+                ErrorCode::NotFound,
+                format!("there is no run `{}`", name.chars().take(80).collect::<String>()),
+                "`skep run list` shows the runs there are",
+            )
+        })
+    }
+
+    pub(crate) fn handles(&self) -> Vec<Arc<RunHandle>> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn lock(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Arc<RunHandle>>> {
+        self.runs.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, name: &str, handle: RunHandle) {
+        let mut runs = self.runs.write().unwrap_or_else(PoisonError::into_inner);
+        runs.insert(name.to_owned(), Arc::new(handle));
+    }
+
+    /// Keeps a shard, under the hash of its bytes.
+    pub async fn put_shard(&self, hash: &str, bytes: Bytes) -> Result<(), DataError> {
+        put_shard(&self.store, hash, bytes).await
+    }
+
+    /// Creates a run from its description and version 0, and starts it.
+    pub async fn create(&self, spec: RunSpec, version0: &[u8]) -> Result<(), ApiError> {
+        let wrong = |message: String| ApiError::new(ErrorCode::BadRequest, message, "");
+        if !RunSpec::is_name(&spec.name) {
+            return Err(wrong(format!(
+                "`{}` cannot be a run's name; names have lower-case letters, digits, `-`, `_` \
+                 and `.`, at most 63",
+                spec.name.chars().take(80).collect::<String>()
+            )));
+        }
+        let layout = Arc::new(Layout::of_version(&spec.schema, Encoding::F32)?);
+        let frame = Frame::read(&layout, version0)?;
+        if !all_finite(frame.floats()) {
+            return Err(ApiError::new(ErrorCode::NotFinite, "version 0 is not finite", ""));
+        }
+        // Everything that can be wrong with the settings is found before anything is written.
+        plan(&spec).map_err(wrong)?;
+        model(&spec, frame.clone()).map_err(wrong)?;
+        self.check_shards(&spec.manifest).await?;
+        let files = RunFiles::new(self.store.clone(), &spec.name)
+            .map_err(|error| wrong(error.to_string()))?;
+        let provenance = json!({ "created_by": spec.made_by, "hive": version_text() });
+        match files.create(&spec, frame_bytes(&Arc::new(frame)), provenance).await {
+            Ok(()) => {}
+            Err(DataError::Exists { .. }) => {
+                return Err(ApiError::new(
+                    ErrorCode::Exists,
+                    format!("there is a run `{}`", spec.name),
+                    "choose another name, or delete it with `skep run delete`",
+                ));
+            }
+            Err(error) => return Err(ApiError::internal(&error)),
+        }
+        let handle = self.load(&spec.name).await.map_err(|error| ApiError::internal(&error))?;
+        self.insert(&spec.name, handle);
+        tracing::info!(run = spec.name, "created");
+        Ok(())
+    }
+
+    async fn check_shards(&self, manifest: &Manifest) -> Result<(), ApiError> {
+        for shard in manifest.shards() {
+            if !ShardRef::is_hash(&shard.hash) || shard.samples == 0 {
+                return Err(ApiError::bad("the manifest names a shard without hash or samples"));
+            }
+            let path = skep_data::shard_path(&shard.hash)
+                .map_err(|error| ApiError::bad(error.to_string()))?;
+            let size = self.store.size(&path).await.map_err(|error| ApiError::internal(&error))?;
+            if size != Some(shard.bytes) {
+                return Err(ApiError::new(
+                    ErrorCode::BadRequest,
+                    format!("shard {} is not in the store", shard.hash),
+                    "send it first: PUT /v1/shards/{hash}",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes a run and everything of it but shards.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), ApiError> {
+        let handle = self.run(name)?;
+        self.runs.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let _ = handle.commands.send(Command::Drop);
+        let files = RunFiles::new(self.store.clone(), name)
+            .map_err(|error| ApiError::internal(&error))?;
+        files.delete().await.map_err(|error| ApiError::internal(&error))
+    }
+
+    /// Writes last checkpoints of all runs.
+    pub async fn close(&self) {
+        for handle in self.handles() {
+            let (reply, done) = oneshot::channel();
+            if handle.commands.send(Command::Close { reply }).is_ok()
+                && tokio::time::timeout(Duration::from_secs(20), done).await.is_err()
+            {
+                tracing::error!(run = handle.spec.name, "the last checkpoint was not written in time");
+            }
+        }
+    }
+
+    /// Starts the keeper of a run as its newest checkpoint left it.
+    async fn load(&self, name: &str) -> Result<RunHandle, HiveError> {
+        let wrong = |message: String| HiveError::Run { run: name.to_owned(), message };
+        let files = RunFiles::new(self.store.clone(), name)?;
+        let spec = files.spec().await?;
+        let newest = files.newest_checkpoint().await?;
+        for warning in &newest.warnings {
+            tracing::warn!(run = name, "{warning}");
+        }
+        let layout = Layout::of_version(&spec.schema, Encoding::F32)
+            .map_err(|error| wrong(error.to_string()))?;
+        let layout = Arc::new(layout);
+        let read = |bytes: &[u8]| {
+            Frame::read(&layout, bytes).map_err(|error| wrong(error.to_string()))
+        };
+        let (frame, optimiser, kept, durable) = match newest.checkpoint {
+            Some(checkpoint) => {
+                let kept: KeptState = serde_json::from_value(checkpoint.state)
+                    .map_err(|error| wrong(format!("checkpoint: {error}")))?;
+                let optimiser =
+                    decode(&checkpoint.optimiser).map_err(|error| wrong(error.to_string()))?;
+                (read(&checkpoint.model)?, Some(optimiser), kept, checkpoint.version)
+            }
+            None => {
+                let run = RunSnapshot {
+                    number: 0,
+                    ledger: Default::default(),
+                    samples: 0,
+                    status: Status::Running,
+                    reason: String::new(),
+                };
+                let kept = KeptState {
+                    run,
+                    seconds: 0.0,
+                    loss: None,
+                    validation: None,
+                    best: None,
+                    test: None,
+                };
+                (read(&files.version0().await?)?, None, kept, Version::new(0, 0))
+            }
+        };
+        let plan = plan(&spec).map_err(wrong)?;
+        let run = Run::restore(plan, self.generation, &kept.run)
+            .map_err(|error| wrong(error.to_string()))?;
+        let mut model = model(&spec, frame).map_err(wrong)?;
+        if let Some(state) = optimiser {
+            model.restore_optimiser(state).map_err(wrong)?;
+        }
+        let narrow = Layout::of_version(&spec.schema, Encoding::Bf16)
+            .map_err(|error| wrong(error.to_string()))?;
+        let version = Version::new(self.generation, run.number());
+        let published =
+            Arc::new(Published::new(version, model.current().clone(), Arc::new(narrow)));
+        let events = Arc::new(Events::default());
+        let counters = Arc::new(Counters::default());
+        let (commands, inbox) = std::sync::mpsc::channel();
+        let (writes, wishes) = mpsc::unbounded_channel();
+        let checkpointer = Checkpointer {
+            files: files.clone(),
+            generation: self.generation,
+            keep: spec.job.checkpoint.keep.max(1),
+            provenance: provenance(&spec),
+            keeper: commands.clone(),
+            replaced: self.replaced.clone(),
+            best: files.read_hint("best").await.ok().flatten(),
+        };
+        tokio::spawn(checkpointer.run(wishes));
+        let model_path = self
+            .store
+            .local_path(&files.final_model_path())
+            .map_or_else(|| files.final_model_path(), |path| path.display().to_string());
+        let handle = RunHandle {
+            spec: spec.clone(),
+            gradient_layout: model.gradient_layout.clone(),
+            narrow_gradient_layout: model.narrow_gradient_layout.clone(),
+            published: published.clone(),
+            events: events.clone(),
+            counters: counters.clone(),
+            shards: spec.manifest.shards().map(|shard| shard.hash.clone()).collect(),
+            commands,
+        };
+        let final_written = matches!(files.final_model().await, Ok(Some(_)));
+        let keeper = Keeper::new(KeeperParts {
+            run,
+            model,
+            spec,
+            published,
+            events,
+            counters,
+            writes,
+            kept,
+            durable,
+            model_path,
+            final_written,
+        });
+        std::thread::Builder::new()
+            .name(format!("run {name}"))
+            .spawn(move || keeper.keep(inbox))
+            .map_err(|source| HiveError::Io { what: "starting a thread".to_owned(), source })?;
+        Ok(handle)
+    }
+}
+
+fn version_text() -> String {
+    format!("skep {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Where a checkpoint comes from: program, job and data.
+fn provenance(spec: &RunSpec) -> Value {
+    let job = serde_json::to_vec(&spec.job).unwrap_or_default();
+    let hashes: Vec<_> = spec.manifest.shards().map(|shard| shard.hash.as_str()).collect();
+    json!({
+        "hive": version_text(),
+        "made_by": spec.made_by,
+        "job_sha256": skep_data::shard_hash(&job),
+        "data_sha256": skep_data::shard_hash(hashes.join("\n").as_bytes()),
+        "source": spec.manifest.source,
+        "seed": spec.job.run.seed,
+    })
+}
+
+/// What a run decides by.
+fn plan(spec: &RunSpec) -> Result<Plan, String> {
+    let job = &spec.job;
+    if job.run.exchange != "gradients" {
+        return Err(format!(
+            "run.exchange is `{}`; this hive knows `gradients`",
+            job.run.exchange
+        ));
+    }
+    let policy: PolicySettings = serde_json::from_value(Value::Object(job.policy.clone()))
+        .map_err(|error| format!("policy: {error}"))?;
+    let policy = policy.policy().map_err(|error| error.to_string())?;
+    let millis = |name: &str, seconds: f64| {
+        if (0.001..=1e7).contains(&seconds) {
+            Ok((seconds * 1000.0) as u64)
+        } else {
+            Err(format!("{name} is {seconds}; it must be from 0.001 to 10000000 seconds"))
+        }
+    };
+    let limit = match job.run.steps {
+        Some(0) => Limit::Endless,
+        Some(steps) => Limit::Steps(steps),
+        None if job.run.epochs == 0 => {
+            return Err("run.epochs must be 1 or more; run.steps = 0 trains until stopped".into());
+        }
+        None => Limit::Epochs(job.run.epochs),
+    };
+    if job.stop.accuracy.is_some_and(|accuracy| !(0.0..=1.0).contains(&accuracy)) {
+        return Err("stop.accuracy must be from 0 to 1".to_owned());
+    }
+    let chunk = job.train.batch.checked_mul(job.train.every).unwrap_or(0);
+    let samples = |split| spec.manifest.split(split).iter().map(|shard| shard.samples).collect();
+    let plan = Plan {
+        seed: job.run.seed,
+        shards: samples(Split::Train),
+        validation: samples(Split::Validation),
+        test: samples(Split::Test),
+        chunk,
+        policy,
+        limit,
+        lease: LeaseTimes {
+            silence: millis("lease.seconds", job.lease.seconds)?,
+            progress: millis("lease.progress_seconds", job.lease.progress_seconds)?,
+            target: millis("lease.target_seconds", job.lease.target_seconds)?,
+        },
+        evaluate_every: job.evaluation.versions.filter(|versions| *versions > 0),
+        attempts: 5,
+    };
+    Run::new(plan.clone(), 0).map_err(|error| error.to_string())?;
+    Ok(plan)
+}
+
+/// How many versions a run will make, where that is known: schedules depend on it.
+fn total_steps(plan: &Plan) -> Option<u64> {
+    let chunks: u64 = plan.shards.iter().map(|samples| samples.div_ceil(plan.chunk)).sum();
+    let each = match plan.policy {
+        Policy::Batch { size } => chunks.div_ceil(size),
+        Policy::Async { .. } => chunks,
+        Policy::Sync { slots, .. } => chunks.div_ceil(slots),
+    };
+    match plan.limit {
+        Limit::Epochs(epochs) => Some(epochs * each),
+        Limit::Steps(steps) => Some(steps),
+        Limit::Endless => None,
+    }
+}
+
+/// The numbers of a run.
+fn model(spec: &RunSpec, frame: Frame) -> Result<Model, String> {
+    let settings: OptimiserSettings =
+        serde_json::from_value(Value::Object(spec.job.optimiser.clone()))
+            .map_err(|error| format!("optimiser: {error}"))?;
+    let plan = plan(spec)?;
+    Model::new(&spec.schema, settings, total_steps(&plan), frame)
+}

@@ -1,0 +1,813 @@
+//! The keeper of a run: one thread that owns its control state and its numbers, and takes one
+//! command at a time. Numbers are done here, off the async executor, so heartbeats of other runs
+//! and pulls of this one never wait for them.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use skep_core::{
+    Accepted, Assignment, Contribution, Counts, EvaluationSplit, LeaseDecision, Limit, Measured,
+    Millis, Notice, Policy, Request, Run, RunSnapshot, Status,
+};
+use skep_wire::{
+    Envelope, ErrorCode, Evaluated, EvaluationCounts, Event, Frame, LeaseAnswer, LeaseId,
+    LeaseKind, LeaseRequest, LeaseView, Outcome, Receipt, RunAction, RunState, RunView, Skipped,
+    Split, Version, WorkerView,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::ApiError;
+use crate::budget::Spent;
+use crate::checkpointer::{Material, Write};
+use crate::events::Events;
+use crate::metrics::Counters;
+use crate::model::Model;
+use crate::published::Published;
+
+type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
+
+/// What a keeper can be asked.
+pub(crate) enum Command {
+    Lease { request: LeaseRequest, reply: Reply<LeaseAnswer> },
+    Contribute { envelope: Envelope, frame: Frame, spent: Spent, reply: Reply<Receipt> },
+    Evaluate { envelope: Envelope, counts: EvaluationCounts, reply: Reply<Receipt> },
+    Renew { lease: LeaseId, reply: Reply<f64> },
+    GiveBack { lease: LeaseId, failure: Option<String>, reply: Reply<()> },
+    Change { action: RunAction, reply: Reply<()> },
+    View { reply: oneshot::Sender<RunView> },
+    Written(Version),
+    FinalWritten,
+    Trouble(String),
+    /// Write a last checkpoint and end.
+    Close { reply: oneshot::Sender<()> },
+    /// End at once, writing nothing: the run was deleted.
+    Drop,
+}
+
+/// What a checkpoint keeps beside the numbers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct KeptState {
+    pub(crate) run: RunSnapshot,
+    #[serde(default)]
+    pub(crate) seconds: f64,
+    #[serde(default)]
+    pub(crate) loss: Option<f64>,
+    #[serde(default)]
+    pub(crate) validation: Option<Evaluated>,
+    #[serde(default)]
+    pub(crate) best: Option<Evaluated>,
+    #[serde(default)]
+    pub(crate) test: Option<Evaluated>,
+}
+
+/// A request for a lease that waits for work.
+struct Waiter {
+    request: LeaseRequest,
+    deadline: Millis,
+    reply: Reply<LeaseAnswer>,
+}
+
+/// What is known of a worker.
+struct WorkerRecord {
+    engine: String,
+    seen: Millis,
+    contributions: u64,
+    samples: u64,
+    staleness: f64,
+    waiting: f64,
+    recent: Recent,
+}
+
+/// Samples over the last seconds.
+#[derive(Default)]
+struct Recent {
+    counts: VecDeque<(Millis, u64)>,
+}
+
+/// How far back a rate looks.
+const RECENT: Millis = 5_000;
+
+/// How often waiting requests are looked at again even if nothing happened: someone may have
+/// become overdue.
+const RETRY_WAITERS: Millis = 50;
+
+impl Recent {
+    fn add(&mut self, now: Millis, count: u64) {
+        self.counts.push_back((now, count));
+        while self.counts.front().is_some_and(|(at, _)| now.saturating_sub(*at) > RECENT) {
+            self.counts.pop_front();
+        }
+    }
+
+    fn per_second(&self, now: Millis) -> f64 {
+        let young = |(at, _): &&(Millis, u64)| now.saturating_sub(*at) <= RECENT;
+        let Some((first, _)) = self.counts.iter().find(|entry| young(entry)) else { return 0.0 };
+        let count: u64 = self.counts.iter().filter(young).map(|(_, count)| count).sum();
+        let span = now.saturating_sub(*first).max(200);
+        count as f64 * 1000.0 / span as f64
+    }
+}
+
+/// The keeper itself.
+pub(crate) struct Keeper {
+    pub(crate) name: String,
+    pub(crate) run: Run,
+    pub(crate) model: Model,
+    pub(crate) spec: skep_wire::RunSpec,
+    pub(crate) published: Arc<Published>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) writes: mpsc::UnboundedSender<Write>,
+    pub(crate) kept: KeptState,
+    pub(crate) durable: Version,
+    pub(crate) model_path: String,
+    pub(crate) final_written: bool,
+    started: Instant,
+    shard_index: HashMap<String, usize>,
+    waiters: Vec<Waiter>,
+    workers: BTreeMap<String, WorkerRecord>,
+    recent: Recent,
+    /// Loss and weight of the contributions of the round under way.
+    round_loss: (f64, f64),
+    /// What was captured when the version under measurement was made.
+    measured_material: Option<Material>,
+    trouble: Option<String>,
+    writing: bool,
+    last_write: Millis,
+    last_now: Millis,
+    last_step_line: Millis,
+    last_retry: Millis,
+    /// Something happened that may give a waiter work.
+    stirred: bool,
+}
+
+/// Everything a keeper starts with.
+pub(crate) struct KeeperParts {
+    pub(crate) run: Run,
+    pub(crate) model: Model,
+    pub(crate) spec: skep_wire::RunSpec,
+    pub(crate) published: Arc<Published>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) writes: mpsc::UnboundedSender<Write>,
+    pub(crate) kept: KeptState,
+    pub(crate) durable: Version,
+    pub(crate) model_path: String,
+    pub(crate) final_written: bool,
+}
+
+impl Keeper {
+    pub(crate) fn new(parts: KeeperParts) -> Self {
+        let shard_index = parts
+            .spec
+            .manifest
+            .train
+            .iter()
+            .enumerate()
+            .map(|(at, shard)| (shard.hash.clone(), at))
+            .collect();
+        Self {
+            name: parts.spec.name.clone(),
+            run: parts.run,
+            model: parts.model,
+            spec: parts.spec,
+            published: parts.published,
+            events: parts.events,
+            counters: parts.counters,
+            writes: parts.writes,
+            kept: parts.kept,
+            durable: parts.durable,
+            model_path: parts.model_path,
+            final_written: parts.final_written,
+            started: Instant::now(),
+            shard_index,
+            waiters: Vec::new(),
+            workers: BTreeMap::new(),
+            recent: Recent::default(),
+            round_loss: (0.0, 0.0),
+            measured_material: None,
+            trouble: None,
+            writing: false,
+            last_write: 0,
+            last_now: 0,
+            last_step_line: 0,
+            last_retry: 0,
+            stirred: false,
+        }
+    }
+
+    /// Takes commands until it is closed.
+    pub(crate) fn keep(mut self, commands: Receiver<Command>) {
+        self.note_progress();
+        loop {
+            let wait = self.patience();
+            match commands.recv_timeout(wait) {
+                Ok(Command::Drop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(Command::Close { reply }) => {
+                    self.close(reply);
+                    return;
+                }
+                Ok(command) => {
+                    let now = self.now();
+                    self.handle(now, command);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = self.now();
+                    self.run.tick(now);
+                }
+            }
+            self.note_progress();
+        }
+    }
+
+    fn now(&self) -> Millis {
+        self.started.elapsed().as_millis() as Millis
+    }
+
+    fn version(&self) -> Version {
+        Version::new(self.run.generation(), self.run.number())
+    }
+
+    fn patience(&self) -> Duration {
+        let now = self.now();
+        let deadlines = self.waiters.iter().map(|waiter| waiter.deadline);
+        let next = self.run.next_deadline().into_iter().chain(deadlines).min();
+        let wait = next.map_or(250, |at| at.saturating_sub(now)).clamp(1, 250);
+        // Waiters may be given a backup lease once someone is overdue, which no event announces.
+        let wait = if self.waiters.is_empty() { wait } else { wait.min(RETRY_WAITERS) };
+        Duration::from_millis(wait)
+    }
+
+    fn handle(&mut self, now: Millis, command: Command) {
+        match command {
+            Command::Lease { request, reply } => {
+                self.saw(now, &request.worker, &request);
+                let deadline = now + (request.wait.clamp(0.0, 60.0) * 1000.0) as Millis;
+                let waiter = Waiter { request, deadline, reply };
+                if let Some(waiter) = self.try_lease(now, waiter) {
+                    self.waiters.push(waiter);
+                }
+            }
+            Command::Contribute { envelope, frame, spent, reply } => {
+                let answer = self.contribute(now, &envelope, frame);
+                drop(spent);
+                let _ = reply.send(answer);
+            }
+            Command::Evaluate { envelope, counts, reply } => {
+                let _ = reply.send(self.evaluate(now, &envelope, counts));
+            }
+            Command::Renew { lease, reply } => {
+                let answer = self.run.renew(now, lease.0).map_err(ApiError::from);
+                if let Some(worker) = self.run.holder(lease.0)
+                    && let Some(record) = self.workers.get_mut(worker)
+                {
+                    record.seen = now;
+                }
+                let _ = reply.send(answer.map(|millis| millis as f64 / 1000.0));
+            }
+            Command::GiveBack { lease, failure, reply } => {
+                let answer = self.run.give_back(now, lease.0, failure.as_deref());
+                self.stirred = true;
+                let _ = reply.send(answer.map_err(ApiError::from));
+            }
+            Command::Change { action, reply } => {
+                let answer = match action {
+                    RunAction::Pause => self.run.pause(),
+                    RunAction::Resume => self.run.resume(),
+                    RunAction::Stop => self.run.stop("stopped by request"),
+                };
+                self.stirred = true;
+                let _ = reply.send(answer.map_err(ApiError::from));
+            }
+            Command::View { reply } => {
+                let _ = reply.send(self.view(now));
+            }
+            Command::Written(version) => {
+                self.durable = self.durable.max(version);
+                self.trouble = None;
+                self.writing = false;
+                Counters::add(&self.counters.checkpoints, 1);
+                self.events.send(Event::Checkpoint { version });
+            }
+            Command::FinalWritten => {
+                self.final_written = true;
+                self.writing = false;
+            }
+            Command::Trouble(message) => {
+                Counters::add(&self.counters.checkpoint_failures, 1);
+                self.trouble = Some(message);
+                self.writing = false;
+                self.last_write = now;
+            }
+            Command::Close { .. } | Command::Drop => {}
+        }
+    }
+
+    fn saw(&mut self, now: Millis, worker: &str, request: &LeaseRequest) {
+        if !self.workers.contains_key(worker) {
+            self.events.send(Event::Joined { worker: worker.to_owned() });
+            tracing::info!(run = self.name, worker, engine = request.engine, "joined");
+            if self.workers.len() >= 10_000 {
+                self.workers.retain(|_, record| now.saturating_sub(record.seen) < 60_000);
+            }
+        }
+        let record = self.workers.entry(worker.to_owned()).or_insert_with(|| WorkerRecord {
+            engine: request.engine.chars().take(200).collect(),
+            seen: now,
+            contributions: 0,
+            samples: 0,
+            staleness: 0.0,
+            waiting: 0.0,
+            recent: Recent::default(),
+        });
+        record.seen = now;
+        record.waiting = request.waiting.clamp(0.0, 1.0);
+    }
+
+    /// Answers a request for work; gives it back if it is to wait.
+    fn try_lease(&mut self, now: Millis, waiter: Waiter) -> Option<Waiter> {
+        if waiter.reply.is_closed() {
+            return None;
+        }
+        let request = self.core_request(&waiter.request);
+        let nonce = random_nonce();
+        let answer = match self.run.lease(now, nonce, &request) {
+            LeaseDecision::Granted(grant) => {
+                let lease = LeaseAnswer::Lease(self.lease_view(&grant));
+                if waiter.reply.send(Ok(lease)).is_err() {
+                    // Nobody is there to work on it any more.
+                    let _ = self.run.give_back(now, nonce, None);
+                }
+                return None;
+            }
+            LeaseDecision::Wait { until, reason } => {
+                if now < waiter.deadline {
+                    return Some(waiter);
+                }
+                let seconds = until.saturating_sub(now).clamp(10, 1000) as f64 / 1000.0;
+                LeaseAnswer::Wait { seconds, reason: reason.to_owned() }
+            }
+            LeaseDecision::Done => LeaseAnswer::Done { reason: self.run.status().1.to_owned() },
+            LeaseDecision::Stopped => {
+                LeaseAnswer::Stopped { reason: self.run.status().1.to_owned() }
+            }
+        };
+        let _ = waiter.reply.send(Ok(answer));
+        None
+    }
+
+    fn core_request(&self, request: &LeaseRequest) -> Request {
+        let index = |hashes: &[String]| -> Vec<usize> {
+            hashes.iter().filter_map(|hash| self.shard_index.get(hash).copied()).collect()
+        };
+        Request {
+            worker: request.worker.clone(),
+            time_left: request.seconds_left.map(|seconds| (seconds.max(0.0) * 1000.0) as Millis),
+            has: index(&request.has),
+            only: request.only.as_deref().map(index),
+        }
+    }
+
+    fn lease_view(&self, grant: &skep_core::Grant) -> LeaseView {
+        let (kind, split, epoch, shard, offset) = match grant.assignment {
+            Assignment::Train { epoch, shard, offset } => {
+                (LeaseKind::Train, Split::Train, epoch, shard, offset)
+            }
+            Assignment::Evaluate { split, shard, offset } => {
+                (LeaseKind::Evaluate, wire_split(split), 0, shard, offset)
+            }
+        };
+        LeaseView {
+            id: LeaseId(grant.id),
+            kind,
+            base: Version::new(self.run.generation(), grant.base),
+            split,
+            epoch,
+            shard: shard as u64,
+            first: grant.range.start,
+            count: grant.range.end - grant.range.start,
+            offset,
+            chunk: grant.chunk,
+            renew_seconds: grant.renew as f64 / 1000.0,
+        }
+    }
+
+    fn contribute(
+        &mut self,
+        now: Millis,
+        envelope: &Envelope,
+        frame: Frame,
+    ) -> Result<Receipt, ApiError> {
+        let worker = self.run.holder(envelope.lease.0).map(str::to_owned);
+        let accepted = self.run.contribute(now, core_contribution(envelope)).map_err(|refusal| {
+            Counters::add(&self.counters.refused, 1);
+            ApiError::from(refusal)
+        })?;
+        if let Accepted::New { slot, slots, staleness } = accepted {
+            Counters::add(&self.counters.contributions, 1);
+            if let Err(message) = self.model.take(slot, slots, envelope.count, frame) {
+                self.run.fail_run(&message);
+                return Err(ApiError::internal(&message));
+            }
+            if let Some(loss) = envelope.loss.filter(|loss| loss.is_finite()) {
+                self.round_loss.0 += loss * envelope.count as f64;
+                self.round_loss.1 += envelope.count as f64;
+            }
+            self.recent.add(now, envelope.count);
+            if let Some(record) = worker.as_deref().and_then(|name| self.workers.get_mut(name)) {
+                record.seen = now;
+                record.contributions += 1;
+                record.samples += envelope.count;
+                record.staleness = record.staleness * 0.9 + staleness as f64 * 0.1;
+                record.recent.add(now, envelope.count);
+            }
+            self.step_while_due(now, worker.as_deref());
+        }
+        Ok(self.receipt(envelope))
+    }
+
+    fn receipt(&self, envelope: &Envelope) -> Receipt {
+        let outcome = match self.run.outcome(envelope.lease.0, envelope.sequence) {
+            Some(skep_core::Outcome::Stepped) => Outcome::Stepped,
+            Some(skep_core::Outcome::Refused) => Outcome::Refused,
+            _ => Outcome::Accepted,
+        };
+        Receipt { outcome, version: self.version(), durable: self.durable }
+    }
+
+    fn evaluate(
+        &mut self,
+        now: Millis,
+        envelope: &Envelope,
+        counts: EvaluationCounts,
+    ) -> Result<Receipt, ApiError> {
+        if !counts.loss_sum.is_finite() {
+            return Err(ApiError::new(
+                ErrorCode::NotFinite,
+                "the loss of the evaluation is not finite",
+                "give the lease back with the failure",
+            ));
+        }
+        let counts = Counts { loss_sum: counts.loss_sum, correct: counts.correct };
+        self.run.count(now, core_contribution(envelope), counts)?;
+        Counters::add(&self.counters.evaluations, 1);
+        self.stirred = true;
+        Ok(self.receipt(envelope))
+    }
+
+    /// Makes versions as long as one is due.
+    fn step_while_due(&mut self, now: Millis, worker: Option<&str>) {
+        while let Some(step) = self.run.step_due() {
+            let damping = match (self.run.plan().policy, step.members.first()) {
+                (Policy::Async { damping, .. }, Some(member)) => {
+                    skep_math::damping(member.staleness, damping)
+                }
+                _ => 1.0,
+            };
+            let (sum, weight) = std::mem::take(&mut self.round_loss);
+            let loss = (weight > 0.0).then(|| sum / weight);
+            match self.model.step(step.samples, &step.missing, damping) {
+                Ok(report) => {
+                    self.run.stepped(Ok(()));
+                    let version = self.version();
+                    self.published.publish(version, self.model.current().clone());
+                    if let Some(loss) = loss {
+                        let known = self.kept.loss.unwrap_or(loss);
+                        self.kept.loss = Some(known * 0.95 + loss * 0.05);
+                    }
+                    self.events.send(Event::Version {
+                        version,
+                        loss,
+                        samples: self.run.samples(),
+                        epoch: self.run.epoch(),
+                        rate: report.rate,
+                        norm: report.norm,
+                    });
+                    self.step_line(now, worker, version, loss);
+                    // A version to be measured is kept before the next one replaces it.
+                    self.drain_notices(now);
+                }
+                Err(reason) => {
+                    tracing::warn!(run = self.name, version = %self.version(), "{reason}");
+                    self.events.send(Event::Fault {
+                        worker: worker.unwrap_or_default().to_owned(),
+                        message: reason.clone(),
+                    });
+                    self.run.stepped(Err(reason));
+                }
+            }
+            self.stirred = true;
+        }
+    }
+
+    /// The line that people know from older servers of this kind: every step at `debug`, one a
+    /// second at `info`.
+    fn step_line(&mut self, now: Millis, worker: Option<&str>, version: Version, loss: Option<f64>) {
+        let Some(worker) = worker else { return };
+        let step = self.workers.get(worker).map_or(0, |record| record.contributions);
+        let loss = loss.map_or(String::new(), |loss| format!(", loss {loss:.4}"));
+        if now.saturating_sub(self.last_step_line) >= 1000 {
+            self.last_step_line = now;
+            tracing::info!(run = self.name, worker, %version,
+                "worker {worker}: step {step} done (version {version}{loss})");
+        } else {
+            tracing::debug!(run = self.name, worker, %version,
+                "worker {worker}: step {step} done (version {version}{loss})");
+        }
+    }
+
+    /// After each event: versions that are due, notices, waiters, checkpoints, stop conditions.
+    fn note_progress(&mut self) {
+        let now = self.now();
+        if matches!(self.run.status().0, Status::Running) {
+            self.kept.seconds += now.saturating_sub(self.last_now) as f64 / 1000.0;
+        }
+        self.last_now = now;
+        self.step_while_due(now, None);
+        self.check_stop();
+        self.drain_notices(now);
+        let due = self.waiters.iter().any(|waiter| waiter.deadline <= now)
+            || now.saturating_sub(self.last_retry) >= RETRY_WAITERS;
+        if std::mem::take(&mut self.stirred) || due {
+            self.last_retry = now;
+            for waiter in std::mem::take(&mut self.waiters) {
+                if let Some(waiter) = self.try_lease(now, waiter) {
+                    self.waiters.push(waiter);
+                }
+            }
+        }
+        self.checkpoint_if_due(now);
+    }
+
+    fn drain_notices(&mut self, now: Millis) {
+        loop {
+            let notices = self.run.take_notices();
+            if notices.is_empty() {
+                return;
+            }
+            for notice in notices {
+                self.notice(now, notice);
+            }
+            self.stirred = true;
+        }
+    }
+
+    fn check_stop(&mut self) {
+        let stop = &self.spec.job.stop;
+        if !matches!(self.run.status().0, Status::Running) {
+            return;
+        }
+        if let Some(minutes) = stop.minutes
+            && self.kept.seconds >= minutes * 60.0
+        {
+            self.run.complete(&format!("{minutes} minutes are over"));
+        } else if let Some(steps) = stop.steps
+            && self.run.number() >= steps
+        {
+            self.run.complete(&format!("{steps} versions are made"));
+        } else if let (Some(wanted), Some(accuracy)) =
+            (stop.accuracy, self.kept.validation.and_then(|measured| measured.accuracy))
+            && accuracy >= wanted
+        {
+            self.run.complete(&format!("validation accuracy {accuracy:.4} reaches {wanted}"));
+        }
+    }
+
+    fn notice(&mut self, now: Millis, notice: Notice) {
+        match notice {
+            Notice::MeasuringStarted { split, .. } => {
+                self.published.pin();
+                let training = split == EvaluationSplit::Validation;
+                self.measured_material = training.then(|| self.material());
+            }
+            Notice::Measured(measured) => self.measured(measured),
+            Notice::MeasuringFailed { number, split } => {
+                self.published.unpin(Version::new(self.run.generation(), number));
+                tracing::warn!(run = self.name, number, ?split, "could not be measured");
+            }
+            Notice::Lapsed { worker, reason } => {
+                Counters::add(&self.counters.lapsed, 1);
+                tracing::warn!(run = self.name, worker, version = %self.version(), "lease lost: {reason}");
+                self.events.send(Event::Fault { worker, message: format!("lease lost: {reason}") });
+            }
+            Notice::Skipped(gap) => {
+                tracing::error!(run = self.name, "skipped positions {}..{} of epoch {}: {}",
+                    gap.start, gap.end, gap.epoch, gap.reason);
+                self.events.send(Event::Fault {
+                    worker: String::new(),
+                    message: format!(
+                        "positions {}..{} of epoch {} are skipped: {}",
+                        gap.start, gap.end, gap.epoch, gap.reason
+                    ),
+                });
+            }
+            Notice::EpochEnded(epoch) => {
+                tracing::info!(run = self.name, version = %self.version(), "epoch {epoch} is complete");
+            }
+            Notice::Status(status) => self.status_changed(now, &status),
+        }
+    }
+
+    fn status_changed(&mut self, now: Millis, status: &Status) {
+        let (state, reason) = self.state();
+        tracing::info!(run = self.name, version = %self.version(), "{state:?} {reason}");
+        if !matches!(status, Status::Running | Status::Paused) {
+            self.model.forget();
+            self.round_loss = (0.0, 0.0);
+            let material = self.material();
+            let _ = self.writes.send(Write::Latest(material));
+            let _ = self.writes.send(Write::Final(self.model.current().clone()));
+            self.writing = true;
+            self.last_write = now;
+        }
+        if state.is_final() {
+            let seconds = self.kept.seconds;
+            tracing::info!(run = self.name, "training ended after {seconds:.1} s");
+        }
+        if *status != Status::Measuring {
+            self.events.send(Event::State { state, reason });
+        }
+    }
+
+    fn measured(&mut self, measured: Measured) {
+        let version = Version::new(self.run.generation(), measured.number);
+        self.published.unpin(version);
+        let evaluated = Evaluated {
+            version,
+            split: wire_split(measured.split),
+            samples: measured.samples,
+            loss: measured.loss,
+            accuracy: measured.accuracy,
+        };
+        match measured.split {
+            EvaluationSplit::Test => self.kept.test = Some(evaluated),
+            EvaluationSplit::Validation => {
+                self.kept.validation = Some(evaluated);
+                let better = self.kept.best.is_none_or(|best| match (evaluated.accuracy, best.accuracy) {
+                    (Some(new), Some(old)) => new > old,
+                    _ => evaluated.loss < best.loss,
+                });
+                if better {
+                    self.kept.best = Some(evaluated);
+                    if let Some(material) = self.measured_material.take() {
+                        let _ = self.writes.send(Write::Best(material));
+                    }
+                }
+            }
+        }
+        self.measured_material = None;
+        let accuracy = measured.accuracy.map_or(String::new(), |a| format!(", accuracy {a:.4}"));
+        tracing::info!(run = self.name, %version, "{:?}: loss {:.4}{accuracy}", measured.split, measured.loss);
+        self.events.send(Event::Evaluated(evaluated));
+        self.stirred = true;
+    }
+
+    fn material(&mut self) -> Material {
+        self.kept.run = self.run.snapshot();
+        Material {
+            version: self.version(),
+            frame: self.model.current().clone(),
+            optimiser: self.model.optimiser_state(),
+            state: serde_json::to_value(&self.kept).unwrap_or_default(),
+        }
+    }
+
+    fn checkpoint_if_due(&mut self, now: Millis) {
+        let pause = (self.spec.job.checkpoint.seconds.max(0.05) * 1000.0) as Millis;
+        if self.writing || now.saturating_sub(self.last_write) < pause {
+            return;
+        }
+        if self.durable != self.version() {
+            let material = self.material();
+            self.writing = self.writes.send(Write::Latest(material)).is_ok();
+            self.last_write = now;
+        } else if self.state().0.is_final() && !self.final_written {
+            self.writing = self.writes.send(Write::Final(self.model.current().clone())).is_ok();
+            self.last_write = now;
+        }
+    }
+
+    fn close(&mut self, reply: oneshot::Sender<()>) {
+        for waiter in std::mem::take(&mut self.waiters) {
+            let _ = waiter.reply.send(Err(ApiError::closing()));
+        }
+        if self.durable != self.version() {
+            let material = self.material();
+            let _ = self.writes.send(Write::Latest(material));
+        }
+        let _ = self.writes.send(Write::Flush(reply));
+    }
+
+    fn state(&self) -> (RunState, String) {
+        let (status, reason) = self.run.status();
+        let state = match status {
+            Status::Running | Status::Measuring => RunState::Running,
+            Status::Paused => RunState::Paused,
+            Status::Done if self.run.gaps().next().is_some() => RunState::DoneWithGaps,
+            Status::Done => RunState::Done,
+            Status::Stopped => RunState::Stopped,
+            Status::Failed => RunState::Failed,
+        };
+        (state, reason.to_owned())
+    }
+
+    fn view(&self, now: Millis) -> RunView {
+        let (state, reason) = self.state();
+        let plan = self.run.plan();
+        let positions: u64 = plan.shards.iter().sum();
+        let (epochs, steps) = match plan.limit {
+            Limit::Epochs(epochs) => (Some(epochs), None),
+            Limit::Steps(steps) => (None, Some(steps)),
+            Limit::Endless => (None, None),
+        };
+        let rate = self.recent.per_second(now);
+        let left = match plan.limit {
+            Limit::Epochs(epochs) => Some((epochs * positions).saturating_sub(
+                self.run.epoch() * positions + self.run.epoch_settled(),
+            ) as f64),
+            Limit::Steps(steps) if self.run.number() > 0 => {
+                let each = self.run.samples() as f64 / self.run.number() as f64;
+                Some(steps.saturating_sub(self.run.number()) as f64 * each)
+            }
+            _ => None,
+        };
+        let skipped = |gap: &skep_core::Gap| Skipped {
+            epoch: gap.epoch,
+            first: gap.start,
+            count: gap.end - gap.start,
+            reason: gap.reason.clone(),
+        };
+        RunView {
+            name: self.name.clone(),
+            state,
+            reason,
+            version: self.version(),
+            durable: self.durable,
+            epoch: self.run.epoch(),
+            epoch_applied: self.run.epoch_settled(),
+            epoch_positions: positions,
+            epochs,
+            steps,
+            samples: self.run.samples(),
+            loss: self.kept.loss,
+            rate,
+            seconds: self.kept.seconds,
+            seconds_left: left.filter(|_| rate > 0.0).map(|left| left / rate),
+            workers: self.worker_views(now),
+            validation: self.kept.validation,
+            best: self.kept.best,
+            test: self.kept.test,
+            skipped: self.run.gaps().map(skipped).collect(),
+            model: self.final_written.then(|| self.model_path.clone()),
+            trouble: self.trouble.clone(),
+            job: self.spec.job.clone(),
+            schema: self.spec.schema.clone(),
+            manifest: self.spec.manifest.clone(),
+        }
+    }
+
+    fn worker_views(&self, now: Millis) -> Vec<WorkerView> {
+        let lately = 6 * self.run.plan().lease.silence;
+        self.workers
+            .iter()
+            .filter(|(_, record)| now.saturating_sub(record.seen) < lately)
+            .map(|(name, record)| WorkerView {
+                name: name.clone(),
+                engine: record.engine.clone(),
+                seen_seconds: now.saturating_sub(record.seen) as f64 / 1000.0,
+                contributions: record.contributions,
+                samples: record.samples,
+                rate: record.recent.per_second(now),
+                staleness: record.staleness,
+                waiting: record.waiting,
+            })
+            .collect()
+    }
+}
+
+fn core_contribution(envelope: &Envelope) -> Contribution {
+    Contribution {
+        lease: envelope.lease.0,
+        sequence: envelope.sequence,
+        first: envelope.first,
+        count: envelope.count,
+        generation: envelope.base.generation,
+        base: envelope.base.number,
+    }
+}
+
+fn wire_split(split: EvaluationSplit) -> Split {
+    match split {
+        EvaluationSplit::Validation => Split::Validation,
+        EvaluationSplit::Test => Split::Test,
+    }
+}
+
+fn random_nonce() -> u128 {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the operating system has randomness");
+    u128::from_le_bytes(bytes)
+}

@@ -1,0 +1,121 @@
+//! Parameters: one version, whole, as a safetensors file.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde::Deserialize;
+use skep_wire::{Encoding, ErrorCode, Version, header as own};
+
+use crate::metrics::Counters;
+use crate::published::Snapshot;
+use crate::run_handle::RunHandle;
+use crate::{ApiError, Hive};
+
+/// What to answer with.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ParametersQuery {
+    /// Seconds to wait for a version other than the one in `If-None-Match`, such as `30s`.
+    wait: Option<String>,
+    /// A version, such as `2.140`; the newest where it is left out.
+    version: Option<String>,
+    /// `f32` or `bf16`.
+    encoding: Option<String>,
+}
+
+/// One version. The ETag is `generation.number.encoding`; `If-None-Match` gives 304.
+#[utoipa::path(get, path = "/v1/runs/{run}/parameters", params(("run" = String, Path), ParametersQuery),
+    responses((status = 200, description = "safetensors", content_type = "application/vnd.safetensors", body = Vec<u8>),
+        (status = 304), (status = 404, body = skep_wire::ErrorBody)))]
+pub(crate) async fn get_parameters(
+    State(hive): State<Arc<Hive>>,
+    Path(run): Path<String>,
+    Query(query): Query<ParametersQuery>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let handle = hive.run(&run)?;
+    let encoding: Encoding = match &query.encoding {
+        Some(text) => text.parse()?,
+        None => Encoding::F32,
+    };
+    if let Some(text) = &query.version {
+        let version: Version = text.parse()?;
+        let snapshot = handle.published.get(version).ok_or_else(|| {
+            ApiError::new(
+                ErrorCode::NotFound,
+                format!("version {version} is not kept any more"),
+                "ask for the newest, or take a checkpoint from the store",
+            )
+        })?;
+        return answer(&handle, &snapshot, encoding, &headers);
+    }
+    let wait = query.wait.as_deref().map(parse_wait).transpose()?.unwrap_or_default();
+    let mut newest = handle.published.subscribe();
+    let known = headers.get(header::IF_NONE_MATCH).cloned();
+    let changed = newest.wait_for(|snapshot| {
+        known.as_ref().is_none_or(|known| *known != etag(snapshot.version, encoding))
+    });
+    // A time-out leaves the newest, which is the known one: 304.
+    let _ = tokio::time::timeout(wait, changed).await;
+    let snapshot = handle.published.newest();
+    answer(&handle, &snapshot, encoding, &headers)
+}
+
+fn answer(
+    handle: &RunHandle,
+    snapshot: &Arc<Snapshot>,
+    encoding: Encoding,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    let tag = etag(snapshot.version, encoding);
+    let version = HeaderValue::try_from(snapshot.version.to_string())
+        .map_err(|error| ApiError::internal(&error))?;
+    let mut response = if headers.get(header::IF_NONE_MATCH) == Some(&tag) {
+        StatusCode::NOT_MODIFIED.into_response()
+    } else {
+        let mut response = parameters_body(handle, snapshot, encoding)?.into_response();
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/vnd.safetensors"),
+        );
+        response
+    };
+    response.headers_mut().insert(header::ETAG, tag);
+    response.headers_mut().insert(own::VERSION, version);
+    Ok(response)
+}
+
+/// The bytes of a version, shared with everyone who reads it.
+pub(crate) fn parameters_body(
+    handle: &RunHandle,
+    snapshot: &Arc<Snapshot>,
+    encoding: Encoding,
+) -> Result<Body, ApiError> {
+    if handle.published.crowded() {
+        return Err(ApiError::new(
+            ErrorCode::Busy,
+            "slow readers hold too many old versions",
+            "try again after the time in Retry-After",
+        ));
+    }
+    let bytes = snapshot.bytes(encoding);
+    Counters::add(&handle.counters.bytes_out, bytes.len() as u64);
+    Ok(Body::from(bytes))
+}
+
+fn etag(version: Version, encoding: Encoding) -> HeaderValue {
+    HeaderValue::try_from(format!("\"{version}.{}\"", encoding.as_str()))
+        .expect("versions and encodings are visible ASCII")
+}
+
+fn parse_wait(text: &str) -> Result<Duration, ApiError> {
+    let seconds: f64 = text
+        .trim_end_matches('s')
+        .parse()
+        .map_err(|_| ApiError::bad(format!("`wait={text}` is not a time such as `30s`")))?;
+    Ok(Duration::from_secs_f64(seconds.clamp(0.0, 60.0)))
+}

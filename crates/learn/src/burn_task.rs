@@ -1,0 +1,184 @@
+//! What a user writes on Burn: a model and its loss. Everything else (schema, initial parameters,
+//! frames in and out, evaluation mode) is derived here, so that a model and a dataset of one's own
+//! fit on a page.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use skep_data::{Dataset, Table};
+use skep_wire::{EvaluationCounts, Frame, Job, Layout, Schema};
+
+use crate::state::State;
+use crate::threads;
+use crate::{Compute, LearnError, Task};
+
+/// A task whose model is a Burn module; wrap it in [`Burn`] to get a [`Task`].
+pub trait BurnTask: Clone + Send + Sync + 'static {
+    /// The model. Its fields name the tensors: a field `conv1: Conv2d` gives `conv1.weight`.
+    type Model: Module + 'static;
+
+    /// The model's kind in a job.
+    fn name(&self) -> &str;
+
+    /// One line for people.
+    fn about(&self) -> &str;
+
+    /// Settings that give good results without a flag; `model.kind` is filled in.
+    fn defaults(&self) -> Job;
+
+    /// Opens the data.
+    fn dataset(&self, source: &str) -> Result<Dataset, LearnError>;
+
+    /// Builds the model. Its values do not matter: parameters come from the hive.
+    fn model(&self, device: &Device) -> Self::Model;
+
+    /// The mean loss of a batch.
+    fn loss(
+        &self,
+        model: &Self::Model,
+        batch: &Table,
+        device: &Device,
+    ) -> Result<Tensor<1>, LearnError>;
+
+    /// Sums over a batch; the model records no graph here.
+    fn evaluate(
+        &self,
+        model: &Self::Model,
+        batch: &Table,
+        device: &Device,
+    ) -> Result<EvaluationCounts, LearnError>;
+}
+
+/// Makes a [`Task`] of a [`BurnTask`].
+#[derive(Clone, Debug)]
+pub struct Burn<T>(pub T);
+
+impl<T: BurnTask> Task for Burn<T> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn about(&self) -> &str {
+        self.0.about()
+    }
+
+    fn defaults(&self) -> Job {
+        let mut job = self.0.defaults();
+        self.0.name().clone_into(&mut job.model.kind);
+        job
+    }
+
+    fn dataset(&self, source: &str) -> Result<Dataset, LearnError> {
+        self.0.dataset(source)
+    }
+
+    fn compute(&self, _job: &Job) -> Result<Box<dyn Compute>, LearnError> {
+        threads::use_one();
+        Ok(Box::new(BurnCompute::new(self.0.clone(), Device::flex())?))
+    }
+}
+
+/// The numbers of one worker on Burn.
+struct BurnCompute<T: BurnTask> {
+    task: T,
+    /// Without autodiff.
+    device: Device,
+    state: State,
+    version: Arc<Layout>,
+    gradient: Arc<Layout>,
+    /// `None` only while a load is under way.
+    model: Option<T::Model>,
+    /// The model in evaluation mode. A forward pass on a model that records a graph without a
+    /// backward pass behind it would keep that graph for ever.
+    valid: Option<T::Model>,
+    batches: Vec<i64>,
+}
+
+impl<T: BurnTask> BurnCompute<T> {
+    fn new(task: T, device: Device) -> Result<Self, LearnError> {
+        let model = task.model(&device.clone().autodiff());
+        let state = State::of(&model, task.name())?;
+        let version = Arc::new(state.version.clone());
+        let gradient = Arc::new(state.gradient.clone());
+        let model = Some(model);
+        Ok(Self { task, device, state, version, gradient, model, valid: None, batches: Vec::new() })
+    }
+
+    fn refuse(&self, what: &'static str) -> LearnError {
+        LearnError::Layout { what, model: self.task.name().to_owned() }
+    }
+
+    fn model(&self) -> &T::Model {
+        self.model.as_ref().expect("a load puts the model back")
+    }
+}
+
+fn same(ours: &Arc<Layout>, theirs: &Arc<Layout>) -> bool {
+    // A header with metadata differs in its bytes, not in where the tensors lie.
+    Arc::ptr_eq(ours, theirs) || ours.prefix() == theirs.prefix() || ours.places() == theirs.places()
+}
+
+impl<T: BurnTask> Compute for BurnCompute<T> {
+    fn schema(&self) -> &Schema {
+        &self.state.schema
+    }
+
+    fn initial(&self, seed: u64) -> Result<Frame, LearnError> {
+        let mut frame = Frame::zeros(self.version.clone());
+        // For tensors that belong to no known layer and that the module draws itself.
+        self.device.seed(seed);
+        let module = self.task.model(&self.device);
+        self.state.initial(&module, seed, &mut frame);
+        Ok(frame)
+    }
+
+    fn load(&mut self, parameters: &Frame) -> Result<(), LearnError> {
+        if !same(&self.version, parameters.layout()) {
+            return Err(self.refuse("version"));
+        }
+        let model = self.model.take().expect("a load puts the model back");
+        let device = self.device.clone().autodiff();
+        self.model = Some(self.state.load(model, &device, parameters));
+        self.valid = None;
+        self.batches = self.state.batches(parameters);
+        Ok(())
+    }
+
+    fn gradient(
+        &mut self,
+        batch: &Table,
+        seed: u64,
+        gradient: &mut Frame,
+    ) -> Result<f64, LearnError> {
+        if !same(&self.gradient, gradient.layout()) {
+            return Err(self.refuse("gradient"));
+        }
+        let device = self.device.clone().autodiff();
+        // Dropout and the like draw from the device's own generator.
+        self.device.seed(seed);
+        let loss = self.task.loss(self.model(), batch, &device)?;
+        let gradients = loss.backward();
+        let loss = f64::from(loss.inner().into_scalar::<f32>());
+        if !loss.is_finite() {
+            return Err(LearnError::NotFinite(loss));
+        }
+        self.state.take_gradients(self.model(), gradients, gradient);
+        if self.state.has_buffers() {
+            self.valid = None;
+            for count in &mut self.batches {
+                *count += 1;
+            }
+            self.state.take_buffers(&self.model().valid(), &self.batches, gradient)?;
+        }
+        Ok(loss)
+    }
+
+    fn evaluate(&mut self, batch: &Table) -> Result<EvaluationCounts, LearnError> {
+        if self.valid.is_none() {
+            self.valid = Some(self.model().valid());
+        }
+        let valid = self.valid.as_ref().expect("made above");
+        self.task.evaluate(valid, batch, &self.device)
+    }
+}

@@ -1,0 +1,12 @@
+//! The models that come with Skep, one file each.
+
+use std::sync::Arc;
+
+use crate::{Burn, Task};
+
+pub mod lenet5;
+
+/// Every task that a worker of this build knows.
+pub fn tasks() -> Vec<Arc<dyn Task>> {
+    vec![Arc::new(Burn(lenet5::LeNet5))]
+}

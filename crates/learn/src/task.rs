@@ -1,0 +1,53 @@
+//! The two traits the rest of Skep sees: a [`Task`] is a model tied to its data, looked up by
+//! name; a [`Compute`] is the numbers of one worker. Both are object-safe and say nothing of Burn,
+//! so that `worker`, `serve` and the binary need no engine type, and another engine can stand
+//! behind the same names.
+
+use skep_data::{Dataset, Table};
+use skep_wire::{EvaluationCounts, Frame, Job, Schema};
+
+use crate::LearnError;
+
+/// A model tied to its data, by name: what `skep train NAME` looks up.
+pub trait Task: Send + Sync {
+    /// The model's kind in a job, `lenet5`.
+    fn name(&self) -> &str;
+
+    /// One line for people.
+    fn about(&self) -> &str;
+
+    /// Settings that give good results without a flag.
+    fn defaults(&self) -> Job;
+
+    /// Opens the data: a built-in name or a folder.
+    fn dataset(&self, source: &str) -> Result<Dataset, LearnError>;
+
+    /// Builds the model for one worker.
+    fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError>;
+}
+
+/// The numbers of one worker: parameters in, gradients and counts out. It computes on the thread
+/// that calls it.
+pub trait Compute: Send {
+    /// The model's tensors under PyTorch's names, shapes and layouts.
+    fn schema(&self) -> &Schema;
+
+    /// Version 0: a function of the seed alone.
+    fn initial(&self, seed: u64) -> Result<Frame, LearnError>;
+
+    /// Takes a version over (layout: `Layout::of_version`, F32).
+    fn load(&mut self, parameters: &Frame) -> Result<(), LearnError>;
+
+    /// Writes the mean gradient of the batch, and the buffers' new values, over `gradient`
+    /// (layout: `Layout::of_gradient`, F32) and returns the mean loss. Everything random draws
+    /// from `seed`, which the caller keys by (seed, epoch, position).
+    fn gradient(
+        &mut self,
+        batch: &Table,
+        seed: u64,
+        gradient: &mut Frame,
+    ) -> Result<f64, LearnError>;
+
+    /// Sums over the batch, with the model in its evaluation mode.
+    fn evaluate(&mut self, batch: &Table) -> Result<EvaluationCounts, LearnError>;
+}
