@@ -211,13 +211,12 @@ impl Ledger {
 
     /// Positions of a window that are not yet applied or skipped.
     pub(crate) fn open_in(&self, (start, end): (u64, u64)) -> u64 {
-        let within = |from: u64, until: u64| until.min(end).saturating_sub(from.max(start));
+        let reaches_in = |&(_, until): &(u64, u64)| until > start;
         let applied = self.applied.range(..end).rev().map(|(_, it)| (it.start, it.end));
         let skipped = self.skipped.range(..end).rev().map(|(_, gap)| (gap.start, gap.end));
-        let sum = |settled: &mut dyn Iterator<Item = (u64, u64)>| -> u64 {
-            settled.take_while(|&(_, u)| u > start).map(|(from, until)| within(from, until)).sum()
-        };
-        end - start - sum(&mut { applied }) - sum(&mut { skipped })
+        let settled = applied.take_while(reaches_in).chain(skipped.take_while(reaches_in));
+        let settled: u64 = settled.map(|(from, until)| until.min(end) - from.max(start)).sum();
+        end - start - settled
     }
 
     /// Every range that is not on its way, with what it is.

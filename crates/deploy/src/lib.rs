@@ -1,1 +1,3 @@
-//! Stub.
+//! Starts workers somewhere and looks after them: as processes of this machine for now.
+
+pub mod local;

@@ -277,6 +277,10 @@ impl Keeper {
                 let answer = match action {
                     RunAction::Pause => self.run.pause(),
                     RunAction::Resume => self.run.resume(),
+                    RunAction::Finish => {
+                        self.run.complete("finished by request");
+                        Ok(())
+                    }
                     RunAction::Stop => self.run.stop("stopped by request"),
                 };
                 self.stirred = true;

@@ -38,7 +38,6 @@ struct Brought {
 /// The parameters of a run and how they move.
 pub(crate) struct Model {
     schema: Schema,
-    pub(crate) version_layout: Arc<Layout>,
     pub(crate) gradient_layout: Arc<Layout>,
     pub(crate) narrow_gradient_layout: Arc<Layout>,
     optimiser: Optimiser,
@@ -79,7 +78,6 @@ impl Model {
             .map_err(|error| error.to_string())?;
         Ok(Self {
             schema: schema.clone(),
-            version_layout,
             gradient_layout,
             narrow_gradient_layout,
             optimiser,

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     compute.load(&parameters)?;
     let loss = compute.gradient(&table, 0, &mut gradient)?;
     let first = start.elapsed().as_secs_f64() * 1e3;
-    println!("first step   {first:.1} ms after main, loss {loss:.4}");
+    println!("first step      {first:.1} ms after main, loss {loss:.4}");
 
     let mut torch = Torch::start(batch).ok();
     let mut ours = Vec::new();
@@ -43,16 +43,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let best = |times: &[[f64; 2]], at: usize| {
         times.iter().map(|time| time[at]).fold(f64::INFINITY, f64::min)
     };
-    println!("skep         {:.3} ms minimum, {:.3} median", best(&ours, 0), best(&ours, 1));
+    println!("skep            {:.3} ms minimum, {:.3} median", best(&ours, 0), best(&ours, 1));
     if let Some(torch) = torch {
         println!(
-            "torch {:<7}{:.3} ms minimum, {:.3} median",
+            "torch {:<9} {:.3} ms minimum, {:.3} median",
             torch.version,
             best(&theirs, 0),
             best(&theirs, 1)
         );
         println!(
-            "ratio        {:.3} minimum, {:.3} median",
+            "ratio           {:.3} minimum, {:.3} median",
             best(&ours, 0) / best(&theirs, 0),
             best(&ours, 1) / best(&theirs, 1)
         );
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..100 {
         compute.evaluate(&table)?;
     }
-    println!("peak memory  {:.1} MiB, {:.1} after 100 evaluations", before, resident("VmHWM")?);
+    println!("peak memory     {:.1} MiB, {:.1} after 100 evaluations", before, resident("VmHWM")?);
     Ok(())
 }
 

@@ -116,7 +116,9 @@ impl<T: BurnTask> BurnCompute<T> {
 
 fn same(ours: &Arc<Layout>, theirs: &Arc<Layout>) -> bool {
     // A header with metadata differs in its bytes, not in where the tensors lie.
-    Arc::ptr_eq(ours, theirs) || ours.prefix() == theirs.prefix() || ours.places() == theirs.places()
+    Arc::ptr_eq(ours, theirs)
+        || ours.prefix() == theirs.prefix()
+        || ours.places() == theirs.places()
 }
 
 impl<T: BurnTask> Compute for BurnCompute<T> {

@@ -48,7 +48,7 @@ pub fn images(
     };
     let [channels, height, width] = shape;
     let size = channels * height * width;
-    if size == 0 || values.is_empty() || values.len() % size != 0 {
+    if size == 0 || values.is_empty() || !values.len().is_multiple_of(size) {
         return Err(refuse(column, "holds no whole number of images".to_owned()));
     }
     let shape = [values.len() / size, channels, height, width];

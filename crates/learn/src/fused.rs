@@ -53,7 +53,12 @@ pub struct Walk {
 ///
 /// # Panics
 /// Like Burn's own layers where the shapes do not fit.
-pub fn convolution(input: Tensor<4>, layer: &Conv2d, activation: Activation, pool: usize) -> Tensor<4> {
+pub fn convolution(
+    input: Tensor<4>,
+    layer: &Conv2d,
+    activation: Activation,
+    pool: usize,
+) -> Tensor<4> {
     let padding = match layer.padding {
         PaddingConfig2d::Valid => Some([0, 0]),
         PaddingConfig2d::Explicit(top, left, bottom, right) => {
@@ -74,10 +79,10 @@ pub fn convolution(input: Tensor<4>, layer: &Conv2d, activation: Activation, poo
         };
     };
     let weight = layer.weight.val();
-    let bias = layer.bias.as_ref().map_or_else(
-        || Tensor::zeros([weight.dims()[0]], &device),
-        |bias| bias.val(),
-    );
+    let bias = layer
+        .bias
+        .as_ref()
+        .map_or_else(|| Tensor::zeros([weight.dims()[0]], &device), |bias| bias.val());
     let walk = Walk {
         stride: layer.stride,
         padding,
@@ -108,10 +113,10 @@ pub fn linear(input: Tensor<2>, layer: &Linear, activation: Activation) -> Tenso
         };
     }
     let weight = layer.weight.val();
-    let bias = layer.bias.as_ref().map_or_else(
-        || Tensor::zeros([weight.dims()[1]], &device),
-        |bias| bias.val(),
-    );
+    let bias = layer
+        .bias
+        .as_ref()
+        .map_or_else(|| Tensor::zeros([weight.dims()[1]], &device), |bias| bias.val());
     let output = <Dispatch as FusedOps>::fused_linear(
         input.into_dispatch(),
         weight.into_dispatch(),
@@ -126,10 +131,8 @@ pub fn cross_entropy(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     if !is_flex(&logits.device()) {
         return log_softmax(logits, 1).gather(1, labels.unsqueeze_dim(1)).mean().neg();
     }
-    let loss = <Dispatch as FusedOps>::fused_cross_entropy(
-        logits.into_dispatch(),
-        labels.into_dispatch(),
-    );
+    let loss =
+        <Dispatch as FusedOps>::fused_cross_entropy(logits.into_dispatch(), labels.into_dispatch());
     Tensor::from_dispatch(loss)
 }
 
@@ -157,10 +160,8 @@ pub trait FusedOps: Backend {
     ) -> FloatTensor<Self>;
 
     /// See [`cross_entropy`].
-    fn fused_cross_entropy(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-    ) -> FloatTensor<Self>;
+    fn fused_cross_entropy(logits: FloatTensor<Self>, labels: IntTensor<Self>)
+    -> FloatTensor<Self>;
 }
 
 impl FusedOps for Flex {

@@ -10,9 +10,7 @@ use std::ops::Range;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, Gradients, Int, Tensor, TensorData};
-use skep_wire::{
-    BufferMerge, Dtype, Encoding, Frame, Layout, Role, Schema, TensorSpec, WireError,
-};
+use skep_wire::{BufferMerge, Dtype, Encoding, Frame, Layout, Role, Schema, TensorSpec, WireError};
 
 use crate::LearnError;
 use crate::random::Generator;
@@ -312,8 +310,7 @@ impl ModuleMapper for Load<'_> {
         let trainable = old.is_require_grad();
         // The transposition is a view: the op that multiplies reads it with its strides.
         let tensor = Tensor::<D>::from_data(data, self.device);
-        let tensor =
-            if slot.transposed { tensor.swap_dims(0, 1).detach() } else { tensor };
+        let tensor = if slot.transposed { tensor.swap_dims(0, 1).detach() } else { tensor };
         Param::from_mapped_value(id, tensor.set_require_grad(trainable), mapper)
     }
 }

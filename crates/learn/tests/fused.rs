@@ -90,12 +90,7 @@ impl Case {
             close(&gradient(&ours), &gradient(&theirs), "bias");
         }
 
-        let plain = fused::convolution(
-            input.inner(),
-            &layer.valid(),
-            self.activation,
-            self.pool,
-        );
+        let plain = fused::convolution(input.inner(), &layer.valid(), self.activation, self.pool);
         assert!(!plain.is_autodiff());
     }
 }

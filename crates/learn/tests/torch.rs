@@ -92,7 +92,11 @@ struct NormedModel {
 struct Normed;
 
 impl Normed {
-    fn logits(model: &NormedModel, batch: &Table, device: &Device) -> Result<Tensor<2>, LearnError> {
+    fn logits(
+        model: &NormedModel,
+        batch: &Table,
+        device: &Device,
+    ) -> Result<Tensor<2>, LearnError> {
         let images = classify::column(batch, "image")?;
         let x = model.conv.forward(classify::images(images, [1, 28, 28], 0.1307, 0.3081, device)?);
         Ok(model.fc.forward(relu(model.norm.forward(x)).flatten(1, 3)))

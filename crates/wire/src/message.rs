@@ -291,6 +291,8 @@ pub enum RunAction {
     Pause,
     /// Hand out work again.
     Resume,
+    /// Train no more: measure the version there is, and be done.
+    Finish,
     /// End now, keeping what there is.
     Stop,
 }

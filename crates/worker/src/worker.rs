@@ -188,7 +188,7 @@ impl<'session> Session<'session> {
             loaded: None,
             gradient: Arc::new(Frame::zeros(gradient_layout.clone())),
             scratch: several.then(|| Frame::zeros(gradient_layout)),
-            batch: Table::new(Vec::new())?,
+            batch: Table::default(),
             rows: Vec::new(),
             shards: ShardCache::new(settings.cache_bytes),
             busy: Duration::ZERO,

@@ -237,10 +237,9 @@ impl Part<'_> {
             let y = (row * pool + position / pool) * sizes.stride[0];
             let x = (column * pool + position % pool) * sizes.stride[1];
             let mut sums = [[zero; V]; T];
-            for channel in 0..T {
+            for (channel, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: T biases.
-                let bias = simd.splat_f32s(unsafe { *self.bias.get_unchecked(channel) });
-                sums[channel] = [bias; V];
+                *sum = [simd.splat_f32s(unsafe { *self.bias.get_unchecked(channel) }); V];
             }
             // SAFETY: every tap of every position of every window lies within the padded input.
             unsafe {

@@ -28,7 +28,9 @@ impl<'a> Matrix<'a> {
         let [rows, columns] = self.shape;
         let [down, right] = self.strides;
         let last = |count: usize, stride: isize| {
-            usize::try_from(stride).ok().and_then(|stride| count.checked_sub(1)?.checked_mul(stride))
+            usize::try_from(stride)
+                .ok()
+                .and_then(|stride| count.checked_sub(1)?.checked_mul(stride))
         };
         match (last(rows, down), last(columns, right)) {
             (Some(down), Some(right)) => down + right < self.values.len(),
@@ -38,7 +40,13 @@ impl<'a> Matrix<'a> {
 }
 
 /// `into` = `left` · `right`, or `into` + that.
-pub(crate) fn multiply(into: &mut [f32], into_strides: [isize; 2], add: bool, left: Matrix<'_>, right: Matrix<'_>) {
+pub(crate) fn multiply(
+    into: &mut [f32],
+    into_strides: [isize; 2],
+    add: bool,
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+) {
     let [rows, inner] = left.shape;
     let [inner_too, columns] = right.shape;
     let shape = [rows, columns];

@@ -1,11 +1,12 @@
-//! Reaches 99 % on MNIST's test set in 10 epochs (61,706 parameters).
+//! Reaches 98.5 % on the built-in sample of MNIST in 10 epochs; 61,706 parameters.
 //!
-//! LeNet-5 with ReLU and max pooling, as PyTorch's examples write it.
+//! LeNet-5 with ReLU and max pooling. `tests/lenet5.rs` checks the first epoch (93 %).
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, Tensor};
+use serde_json::{Map, Value, json};
 use skep_data::{Dataset, Table};
 use skep_wire::{EvaluationCounts, Job};
 
@@ -33,16 +34,19 @@ impl Model {
     }
 }
 
+fn settings(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(settings) => settings,
+        _ => Map::new(),
+    }
+}
+
 /// The task: LeNet-5 on MNIST.
 #[derive(Clone, Copy, Debug)]
 pub struct LeNet5;
 
 impl LeNet5 {
-    fn logits(
-        model: &Model,
-        batch: &Table,
-        device: &Device,
-    ) -> Result<Tensor<2>, LearnError> {
+    fn logits(model: &Model, batch: &Table, device: &Device) -> Result<Tensor<2>, LearnError> {
         let images = classify::column(batch, "image")?;
         Ok(model.forward(classify::images(images, [1, 28, 28], 0.1307, 0.3081, device)?))
     }
@@ -60,7 +64,17 @@ impl BurnTask for LeNet5 {
     }
 
     fn defaults(&self) -> Job {
-        Job::default()
+        Job {
+            policy: settings(json!({ "kind": "batch", "size": 2 })),
+            optimiser: settings(json!({
+                "kind": "sgd",
+                "rate": 0.03,
+                "momentum": 0.9,
+                "weight_decay": 0.0005,
+                "schedule": { "kind": "cosine" },
+            })),
+            ..Job::default()
+        }
     }
 
     fn dataset(&self, source: &str) -> Result<Dataset, LearnError> {

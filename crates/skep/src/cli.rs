@@ -1,0 +1,86 @@
+//! The command line: flags, and which command they go to.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Parser, Subcommand};
+use skep_learn::Task;
+
+use crate::commands::{hive, key, logs, run, status, train, worker};
+use crate::failure::Failure;
+use crate::logging::{self, LogFlags};
+
+/// Train a model on machines that come and go
+#[derive(Parser, Debug)]
+#[command(name = "skep", version, arg_required_else_help = true, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    log: LogFlags,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Train here and now: a hive and one worker per core start by themselves
+    Train(Box<train::TrainFlags>),
+    /// Keep the parameters: the server that workers come to
+    Hive(Box<hive::HiveFlags>),
+    /// Work for a hive until its run is done
+    Worker(worker::WorkerFlags),
+    /// Create, list, show, pause, resume, finish, stop or delete runs of a hive
+    Run(run::RunFlags),
+    /// Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
+    Status(status::StatusFlags),
+    /// Show what a run's workers said
+    Logs(logs::LogsFlags),
+    /// Make, issue and revoke keys
+    Key(key::KeyFlags),
+}
+
+/// Runs the whole command line with these tasks, and gives the exit code: 0 done, 1 failure, 2 the
+/// user's mistake, 143 called off with work left.
+pub fn main(tasks: Vec<Arc<dyn Task>>) -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no mistakes.
+            let code = if error.use_stderr() { 2 } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    match start(cli, tasks) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
+    let usual = match &cli.command {
+        Command::Hive(_) | Command::Worker(_) => "info",
+        _ => "error",
+    };
+    logging::start(&cli.log, usual)?;
+    match cli.command {
+        Command::Train(flags) => train::train(*flags, &tasks),
+        Command::Hive(flags) => hive::hive(*flags, &tasks),
+        Command::Worker(flags) => worker::worker(flags, tasks),
+        Command::Run(flags) => run::run(flags, &tasks),
+        Command::Status(flags) => status::status(&flags),
+        Command::Logs(flags) => logs::logs(&flags),
+        Command::Key(flags) => key::key(flags),
+    }
+}
+
+/// The async executor of commands that serve or ask.
+pub(crate) fn runtime(threads: usize) -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::fault(format!("starting threads: {error}")))
+}

@@ -1,0 +1,9 @@
+//! The commands, one file each.
+
+pub(crate) mod hive;
+pub(crate) mod key;
+pub(crate) mod logs;
+pub(crate) mod run;
+pub(crate) mod status;
+pub(crate) mod train;
+pub(crate) mod worker;

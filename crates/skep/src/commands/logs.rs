@@ -1,0 +1,52 @@
+//! `skep logs`: what a run's workers said.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::cli::runtime;
+use crate::connect::ConnectFlags;
+use crate::failure::Failure;
+
+/// Whose logs.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LogsFlags {
+    #[command(flatten)]
+    connect: ConnectFlags,
+    /// The run
+    run: String,
+    /// Go on with lines as they come
+    #[arg(long, short)]
+    follow: bool,
+}
+
+pub(crate) fn logs(flags: &LogsFlags) -> Result<ExitCode, Failure> {
+    let client = flags.connect.client()?;
+    runtime(1)?.block_on(async {
+        let mut shown = (0, 0);
+        loop {
+            let lines = client.logs(&flags.run).await?;
+            // Lines carry the time at which they came, in order; several may share one.
+            let mut same = 0;
+            for line in &lines {
+                same = if line.time == shown.0 { same + 1 } else { 1 };
+                if line.time < shown.0 || (line.time == shown.0 && same <= shown.1) {
+                    continue;
+                }
+                shown = (line.time, same);
+                println!("{}  {:<5}  {}  {}", clock(line.time), line.level, line.worker, line.message);
+            }
+            if !flags.follow {
+                return Ok(ExitCode::SUCCESS);
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    })
+}
+
+/// Milliseconds since 1970 as a time of day, in UTC.
+fn clock(millis: u64) -> String {
+    let seconds = millis / 1000 % 86_400;
+    format!("{:02}:{:02}:{:02}Z", seconds / 3600, seconds % 3600 / 60, seconds % 60)
+}

@@ -1,0 +1,232 @@
+//! `skep train`: the whole job on this machine with one command.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use skep_data::Store;
+use skep_deploy::local::{Fleet, Running};
+use skep_hive::{Access, Hive, HiveSettings, Server};
+use skep_learn::Task;
+use skep_wire::{RunAction, RunState, RunView};
+use skep_worker::{Client, ClientSettings};
+use tokio::sync::watch;
+
+use crate::cli::runtime;
+use crate::commands::hive::{create_run, listen, local_address};
+use crate::failure::Failure;
+use crate::job_file::{self, JobFlags};
+use crate::prepare::free_name;
+use crate::progress::{Progress, duration, thousands};
+use crate::signals;
+
+/// What to train, and how.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TrainFlags {
+    /// A task (`skep train mnist`) or a job file (`skep train job.toml`)
+    #[arg(value_name = "TASK|JOB.toml", required_unless_present = "resume")]
+    what: Option<String>,
+    /// Go on with a run that was interrupted
+    #[arg(long, value_name = "RUN", conflicts_with = "what")]
+    resume: Option<String>,
+    /// Worker processes to start; one per core where it is left out
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+    /// Where everything is kept: a folder or file:// address
+    #[arg(long, env = "SKEP_STORE", value_name = "STORE", default_value = "skep-runs")]
+    store: String,
+    /// Make the last line of stdout one JSON object with the result
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    job_flags: JobFlags,
+}
+
+pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode, Failure> {
+    let stop = signals::flag()?;
+    runtime(2)?.block_on(async move {
+        let store = Store::open(&flags.store)?;
+        // The job is checked before anything is started.
+        let task_job = match &flags.what {
+            Some(what) => Some(job_file::read(what, &flags.job_flags, tasks)?),
+            None => None,
+        };
+        let access = Access::open();
+        let hive = Hive::open(HiveSettings { store, access, byte_budget: 1 << 30 }).await?;
+        let name = match (&task_job, &flags.resume) {
+            (Some(task_job), _) => {
+                let taken = hive.run_names();
+                let name = match &task_job.job.run.name {
+                    Some(name) => name.clone(),
+                    None => free_name(&task_job.usual_name, &taken),
+                };
+                create_run(&hive, task_job, name.clone()).await?;
+                name
+            }
+            (None, name) => name.clone().unwrap_or_default(),
+        };
+        let listener = listen("127.0.0.1:0").await?;
+        let url = format!("http://{}", local_address(&listener)?);
+        let (down, shutdown) = watch::channel(false);
+        let server = Server { listener, tls: None };
+        let served = tokio::spawn(skep_hive::serve(server, skep_hive::app(hive.clone()), shutdown));
+        let client = Client::new(ClientSettings {
+            url: url.clone(),
+            patience: Duration::from_secs(10),
+            ..ClientSettings::default()
+        })?;
+        let view = client.run(&name).await?;
+        let count = flags.workers.or(view.job.workers.count).unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        });
+        if count == 0 {
+            return Err(Failure::mistake("--workers must be 1 or more"));
+        }
+        eprintln!("{}", introduction(&view, count, &url));
+        let mut fleet = fleet(&url, &name, count)?.start().map_err(fleet_failure)?;
+        let ended = follow(&client, &name, &mut fleet, &stop).await;
+        fleet.stop().await;
+        hive.close().await;
+        down.send_replace(true);
+        let _ = served.await;
+        let (view, finished) = ended?;
+        if finished {
+            report(&view, flags.json)
+        } else {
+            eprintln!(
+                "interrupted at version {}; everything is kept\ngo on with: skep train --resume {name}{}",
+                view.version,
+                if flags.store == "skep-runs" { String::new() } else { format!(" --store {}", flags.store) }
+            );
+            Ok(ExitCode::from(130))
+        }
+    })
+}
+
+fn fleet_failure(error: skep_deploy::local::LocalError) -> Failure {
+    Failure::fault(error.to_string())
+}
+
+/// The workers: this very program, so that tasks of one's own work too.
+fn fleet(url: &str, run: &str, count: usize) -> Result<Fleet, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::fault(format!("where this program is: {error}")))?;
+    let arguments = ["--log", "error", "worker", "--hive", url, "--run", run, "--patience", "60"];
+    Ok(Fleet {
+        program,
+        arguments: arguments.map(str::to_owned).to_vec(),
+        environment: Vec::new(),
+        count,
+    })
+}
+
+fn introduction(view: &RunView, workers: usize, url: &str) -> String {
+    let manifest = &view.manifest;
+    let count = |split| thousands(manifest.samples(split));
+    format!(
+        "run {}: {} on {} ({} training, {} validation, {} test samples)\n\
+         {} parameters, {} worker{}; hive at {url}",
+        view.name,
+        view.job.model.kind,
+        manifest.source,
+        count(skep_wire::Split::Train),
+        count(skep_wire::Split::Validation),
+        count(skep_wire::Split::Test),
+        thousands(view.schema.trainable_elements() as u64),
+        workers,
+        if workers == 1 { "" } else { "s" },
+    )
+}
+
+/// Shows progress until the run has ended and its model is written, or someone interrupts.
+async fn follow(
+    client: &Client,
+    name: &str,
+    fleet: &mut Running,
+    stop: &AtomicBool,
+) -> Result<(RunView, bool), Failure> {
+    let mut progress = Progress::new();
+    let result = loop {
+        let view = match client.run(name).await {
+            Ok(view) => view,
+            Err(error) => break Err(error.into()),
+        };
+        progress.show(&view);
+        if view.state.is_final() && view.model.is_some() {
+            break Ok((view, true));
+        }
+        if let Some(trouble) = &view.trouble
+            && view.state.is_final()
+        {
+            break Err(Failure::fault(format!("the model could not be written: {trouble}")));
+        }
+        if stop.load(Ordering::Relaxed) {
+            let endless = view.epochs.is_none() && view.steps.is_none();
+            if !endless || view.state.is_final() {
+                break Ok((view, false));
+            }
+            // `--steps 0` trains until stopped: this is the stop. A second signal ends at once.
+            client.change_run(name, RunAction::Finish).await?;
+            stop.store(false, Ordering::Relaxed);
+        }
+        if let Err(error) = fleet.look_after() {
+            break Err(fleet_failure(error));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    progress.end();
+    result
+}
+
+fn report(view: &RunView, json: bool) -> Result<ExitCode, Failure> {
+    let accuracy = view.test.and_then(|test| test.accuracy);
+    let model = view.model.clone().unwrap_or_default();
+    let loss = view.test.map(|test| test.loss).or(view.loss);
+    for gap in &view.skipped {
+        eprintln!(
+            "skipped: positions {} to {} of epoch {}: {}",
+            gap.first,
+            gap.first + gap.count - 1,
+            gap.epoch + 1,
+            gap.reason
+        );
+    }
+    if json {
+        let result = json!({
+            "run": view.name,
+            "state": view.state,
+            "version": view.version,
+            "samples": view.samples,
+            "loss": loss,
+            "accuracy": accuracy,
+            "seconds": view.seconds,
+            "model": model,
+        });
+        println!("{result}");
+    } else {
+        if let Some(test) = view.test {
+            let share = test.accuracy.map_or(String::new(), |a| format!("{:.2} %, ", a * 100.0));
+            println!(
+                "test accuracy  {share}loss {:.4} on {} samples",
+                test.loss,
+                thousands(test.samples)
+            );
+        }
+        let rate = view.samples as f64 / view.seconds.max(0.001);
+        println!(
+            "elapsed time   {} ({} samples, {} samples/s, version {})",
+            if view.seconds < 60.0 { format!("{:.1} s", view.seconds) } else { duration(view.seconds) },
+            thousands(view.samples),
+            thousands(rate as u64),
+            view.version
+        );
+        println!("model          {model}");
+    }
+    match view.state {
+        RunState::Failed => Err(Failure::fault(format!("the run failed: {}", view.reason))),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}

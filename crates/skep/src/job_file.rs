@@ -1,0 +1,272 @@
+//! From a task's name or a job file, and flags, to a job: the task's defaults, then the file, then
+//! the flags.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+use skep_learn::Task;
+use skep_wire::Job;
+
+use crate::failure::Failure;
+
+/// Settings that can be given on the command line.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct JobFlags {
+    /// A folder with the data (for MNIST and the like: the four idx files, .gz or raw)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<String>,
+    /// How often each sample is used
+    #[arg(long, value_name = "N", conflicts_with = "steps")]
+    pub(crate) epochs: Option<u64>,
+    /// How many versions to make instead; 0 trains until stopped
+    #[arg(long, value_name = "N")]
+    pub(crate) steps: Option<u64>,
+    /// Samples per backward pass
+    #[arg(long, value_name = "N")]
+    pub(crate) batch: Option<u64>,
+    /// Backward passes per contribution
+    #[arg(long, value_name = "N")]
+    pub(crate) every: Option<u64>,
+    /// The learning rate
+    #[arg(long, value_name = "RATE")]
+    pub(crate) rate: Option<f64>,
+    /// How contributions become versions: batch:4, async, async:max_staleness=2, sync:4
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) policy: Option<String>,
+    /// sgd, adam, adamw or rmsprop
+    #[arg(long, value_name = "KIND", alias = "optimizer")]
+    pub(crate) optimiser: Option<String>,
+    /// From which all randomness comes
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// A file to start from: safetensors, or a PyTorch .pth (weights only)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) init: Option<String>,
+    /// How gradients and parameters travel: f32 or bf16
+    #[arg(long, value_name = "ENCODING")]
+    pub(crate) encoding: Option<String>,
+    /// End once the validation accuracy reaches this, from 0 to 1
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) until_accuracy: Option<f64>,
+    /// End after so many minutes
+    #[arg(long, value_name = "N")]
+    pub(crate) minutes: Option<f64>,
+    /// The run's name
+    #[arg(long, value_name = "RUN")]
+    pub(crate) name: Option<String>,
+    /// Any setting of a job, such as optimiser.momentum=0.8; may be given several times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
+}
+
+/// A job and the task it is of.
+pub(crate) struct TaskJob {
+    pub(crate) task: Arc<dyn Task>,
+    pub(crate) job: Job,
+    /// What the run is called unless it has a name.
+    pub(crate) usual_name: String,
+}
+
+/// Reads what `what` names: a job file, or a task.
+pub(crate) fn read(
+    what: &str,
+    flags: &JobFlags,
+    tasks: &[Arc<dyn Task>],
+) -> Result<TaskJob, Failure> {
+    let is_file = what.ends_with(".toml") || Path::new(what).is_file();
+    let file = if is_file { read_file(what)? } else { Map::new() };
+    let kind = file.get("model").and_then(|model| model.get("kind")).and_then(Value::as_str);
+    let source = file.get("data").and_then(|data| data.get("source")).and_then(Value::as_str);
+    let task = if is_file { find(tasks, kind.or(source)) } else { find(tasks, Some(what)) };
+    let task = task.ok_or_else(|| {
+        let wanted = if is_file { kind.or(source).unwrap_or_default() } else { what };
+        unknown(wanted, tasks)
+    })?;
+    let mut settings = serde_json::to_value(task.defaults()).unwrap_or_default();
+    if !is_file {
+        settings["run"]["name"] = Value::Null;
+    }
+    merge(&mut settings, Value::Object(file));
+    let overrides = flag_settings(flags)?;
+    merge(&mut settings, overrides);
+    settings["model"]["kind"] = json!(task.name());
+    let job: Job = serde_json::from_value(settings).map_err(|error| {
+        Failure::mistake(format!("{what}: {error}"))
+            .hint("docs/job.md lists every setting of a job")
+    })?;
+    let stem = Path::new(what).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
+    let usual: String = stem
+        .to_ascii_lowercase()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' })
+        .take(40)
+        .collect();
+    let usual = usual.trim_matches('-').to_owned();
+    let usual_name = if usual.is_empty() { "run".to_owned() } else { usual };
+    Ok(TaskJob { task, job, usual_name })
+}
+
+/// A task by its own name or its data's; the first one where nothing is said.
+fn find(tasks: &[Arc<dyn Task>], name: Option<&str>) -> Option<Arc<dyn Task>> {
+    let Some(name) = name else { return tasks.first().cloned() };
+    let named = tasks.iter().find(|task| task.name() == name);
+    named.or_else(|| tasks.iter().find(|task| task.defaults().data.source == name)).cloned()
+}
+
+fn unknown(name: &str, tasks: &[Arc<dyn Task>]) -> Failure {
+    let known: Vec<_> = tasks
+        .iter()
+        .map(|task| {
+            let source = task.defaults().data.source;
+            if source == task.name() { source } else { format!("{source} ({})", task.name()) }
+        })
+        .collect();
+    Failure::mistake(format!("there is no task or job file `{name}`"))
+        .hint(format!("tasks: {}; job files end in .toml", known.join(", ")))
+}
+
+fn read_file(path: &str) -> Result<Map<String, Value>, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::mistake(format!("{path}: {error}")))?;
+    let table: toml::Table = toml::from_str(&text)
+        .map_err(|error| Failure::mistake(format!("{path} is not TOML: {error}")))?;
+    let Ok(Value::Object(mut map)) = serde_json::to_value(table) else {
+        return Err(Failure::mistake(format!("{path}: a job is a table")));
+    };
+    // `optimizer` is what half of the world writes.
+    if let Some(value) = map.remove("optimizer") {
+        map.insert("optimiser".to_owned(), value);
+    }
+    Ok(map)
+}
+
+/// Tables are merged, everything else is replaced. A new `kind` of policy, optimiser or schedule
+/// comes without the settings of the old one.
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            let other_kind = from
+                .get("kind")
+                .is_some_and(|kind| into.get("kind").is_some_and(|known| known != kind));
+            if other_kind {
+                into.clear();
+            }
+            for (name, value) in from {
+                merge(into.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}
+
+fn flag_settings(flags: &JobFlags) -> Result<Value, Failure> {
+    let mut settings = json!({});
+    let mut put = |table: &str, name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            settings[table][name] = value;
+        }
+    };
+    put("data", "source", flags.data.clone().map(Value::from));
+    put("run", "epochs", flags.epochs.map(Value::from));
+    put("run", "steps", flags.steps.map(Value::from));
+    put("run", "seed", flags.seed.map(Value::from));
+    put("run", "name", flags.name.clone().map(Value::from));
+    put("train", "batch", flags.batch.map(Value::from));
+    put("train", "every", flags.every.map(Value::from));
+    put("train", "encoding", flags.encoding.clone().map(Value::from));
+    put("optimiser", "kind", flags.optimiser.clone().map(Value::from));
+    put("optimiser", "rate", flags.rate.map(Value::from));
+    put("model", "init", flags.init.clone().map(Value::from));
+    put("stop", "accuracy", flags.until_accuracy.map(Value::from));
+    put("stop", "minutes", flags.minutes.map(Value::from));
+    if flags.epochs.is_some() {
+        settings["run"]["steps"] = Value::Null;
+    }
+    if let Some(text) = &flags.policy {
+        settings["policy"] = policy(text)?;
+    }
+    for setting in &flags.settings {
+        let wrong = || {
+            Failure::mistake(format!("--set `{setting}` is not KEY=VALUE"))
+                .hint("such as --set optimiser.momentum=0.8")
+        };
+        let (path, value) = setting.split_once('=').ok_or_else(wrong)?;
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+        let mut nested = value;
+        for name in path.rsplit('.') {
+            if name.is_empty() {
+                return Err(wrong());
+            }
+            nested = json!({ name: nested });
+        }
+        merge(&mut settings, nested);
+    }
+    Ok(settings)
+}
+
+/// `batch:4`, `sync:4`, `async`, `async:max_staleness=2,damping=0`.
+fn policy(text: &str) -> Result<Value, Failure> {
+    let wrong = || {
+        Failure::mistake(format!("--policy `{text}` is not a policy"))
+            .hint("such as batch:4, async, async:max_staleness=2,damping=0 or sync:4,backup=1")
+    };
+    let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+    let main = match kind {
+        "batch" => "size",
+        "sync" => "slots",
+        "async" => "max_staleness",
+        _ => return Err(wrong()),
+    };
+    let mut table = json!({ "kind": kind });
+    for part in rest.split(',').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').unwrap_or((main, part));
+        table[name] = serde_json::from_str(value).map_err(|_| wrong())?;
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(what: &str, flags: JobFlags) -> Result<Job, Failure> {
+        read(what, &flags, &skep_learn::tasks()).map(|read| read.job)
+    }
+
+    #[test]
+    fn flags_beat_the_file_and_the_file_beats_the_defaults() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("job.toml");
+        let text = "[train]\nbatch = 16\nevery = 3\n[optimiser]\nkind = \"adam\"\n\
+                    schedule = { kind = \"cosine\", warm_up = 100 }\n[run]\nepochs = 2\n";
+        std::fs::write(&path, text).expect("writes");
+        let flags = JobFlags {
+            batch: Some(8),
+            settings: vec!["lease.seconds=3".to_owned()],
+            policy: Some("sync:4,backup=1".to_owned()),
+            ..JobFlags::default()
+        };
+        let job = job(path.to_str().expect("plain"), flags).expect("a good job");
+        assert_eq!((job.train.batch, job.train.every, job.run.epochs), (8, 3, 2));
+        assert_eq!(job.lease.seconds, 3.0);
+        assert_eq!(job.optimiser["kind"], "adam");
+        assert!(job.optimiser.get("momentum").is_none(), "sgd's settings are gone with sgd");
+        assert_eq!(Value::Object(job.policy), json!({"kind": "sync", "slots": 4, "backup": 1}));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (flags, part) in [
+            (JobFlags { policy: Some("ring".into()), ..JobFlags::default() }, "ring"),
+            (JobFlags { settings: vec!["batch".into()], ..JobFlags::default() }, "KEY=VALUE"),
+            (JobFlags { settings: vec!["train.bath=3".into()], ..JobFlags::default() }, "bath"),
+        ] {
+            let failure = job("mnist", flags).expect_err("a mistake");
+            assert!(failure.code == 2 && failure.message.contains(part), "{failure}");
+        }
+        let failure = job("nothing", JobFlags::default()).expect_err("no such task");
+        assert!(failure.hint.contains("mnist"), "{failure}");
+    }
+}

@@ -1,0 +1,70 @@
+//! From a job to a run: data into shards, version 0 from a seed or a file.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use skep_data::{PrepareSettings, Prepared, model_file};
+use skep_wire::{Frame, Layout, RUN_METADATA, RunSpec};
+
+use crate::failure::Failure;
+use crate::job_file::TaskJob;
+
+/// Everything that creates a run.
+pub(crate) struct PreparedRun {
+    pub(crate) spec: RunSpec,
+    pub(crate) version0: Frame,
+    pub(crate) data: Prepared,
+}
+
+/// Opens the data and makes version 0.
+pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, Failure> {
+    let TaskJob { task, job, .. } = task_job;
+    let dataset = task.dataset(&job.data.source)?;
+    let data = dataset.prepare(&PrepareSettings {
+        shards: job.data.shards,
+        validation: job.data.validation,
+    })?;
+    let compute = task.compute(job)?;
+    let mut version0 = compute.initial(job.run.seed)?;
+    if let Some(path) = &job.model.init {
+        let loaded = model_file::load(path)?;
+        model_file::apply(&mut version0, &loaded).map_err(|error| {
+            let failure = Failure::from(error);
+            Failure { message: format!("{path}: {}", failure.message), ..failure }
+        })?;
+    }
+    let spec = RunSpec {
+        name,
+        job: job.clone(),
+        schema: compute.schema().clone(),
+        manifest: data.manifest.clone(),
+        made_by: format!("skep {}", env!("CARGO_PKG_VERSION")),
+    };
+    Ok(PreparedRun { spec, version0, data })
+}
+
+impl PreparedRun {
+    /// The file that creates the run over the wire.
+    pub(crate) fn file(&self) -> Result<Bytes, Failure> {
+        let wrong = |error: &dyn std::fmt::Display| Failure::fault(error.to_string());
+        let text = serde_json::to_string(&self.spec).map_err(|error| wrong(&error))?;
+        let tensors = self.version0.layout().places().iter();
+        let tensors = tensors.map(|place| (place.name.clone(), place.dtype, place.shape.clone()));
+        let metadata = HashMap::from([(RUN_METADATA.to_owned(), text)]);
+        let layout = Layout::with_metadata(tensors.collect(), Some(metadata))
+            .map_err(|error| wrong(&error))?;
+        let mut file = Frame::zeros(Arc::new(layout));
+        file.data_mut().copy_from_slice(self.version0.data());
+        Ok(Bytes::from_owner(file))
+    }
+}
+
+/// The first of `name`, `name-2`, `name-3`, … that is not taken.
+pub(crate) fn free_name(usual: &str, taken: &[String]) -> String {
+    let is_taken = |name: &str| taken.iter().any(|known| known == name);
+    if !is_taken(usual) {
+        return usual.to_owned();
+    }
+    (2..).map(|n| format!("{usual}-{n}")).find(|name| !is_taken(name)).unwrap_or_default()
+}
