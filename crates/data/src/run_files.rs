@@ -153,13 +153,12 @@ impl RunFiles {
         }
         // The two files may go out at once; only the manifest has to come after both.
         let (model, optimiser) = (model_path(&folder), optimiser_path(&folder));
-        self.store.create(&manifest_path, to_json(&manifest)).await?;
         futures::future::try_join(
             self.store.put(&model, checkpoint.model.clone()),
             self.store.put(&optimiser, checkpoint.optimiser.clone()),
         )
         .await?;
-        Ok(())
+        self.store.create(&manifest_path, to_json(&manifest)).await
     }
 
     /// The newest checkpoint that is complete and undamaged. Damaged ones are passed over with a

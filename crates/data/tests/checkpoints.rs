@@ -77,6 +77,11 @@ async fn a_writer_killed_anywhere_leaves_a_whole_checkpoint() {
             let number = found.version.number;
             assert_eq!(found, checkpoint(1, number), "never mixed");
             survivors.push(number);
+            for number in [10, 20, 30] {
+                let one = files(&store).checkpoint(Version::new(1, number)).await;
+                let one = one.expect("no manifest outlives its files");
+                assert!(one.is_none_or(|one| one == checkpoint(1, number)));
+            }
             // The next hive goes on from there and can clean up.
             let generation = claim_generation(&store, "next").await.expect("claims");
             let next = checkpoint(generation + 1, number + 1);

@@ -85,14 +85,19 @@ impl Access {
 
     /// Takes a key back.
     pub async fn revoke(&self, store: &Store, id: &str) -> Result<(), ApiError> {
-        let known = self.keys.write().unwrap_or_else(PoisonError::into_inner).remove(id);
-        if known.is_none() || id == "admin" {
+        let known =
+            self.keys.read().unwrap_or_else(PoisonError::into_inner).contains_key(id);
+        // The admin key is not the store's: who has the hive's key file decides on it.
+        if !known || id == "admin" {
             return Err(ApiError::not_found(format!("there is no key `{id}`")));
         }
+        // From the store first: a key that stayed there would be back with the next start.
         store
             .delete(&format!("keys/{id}.json"))
             .await
-            .map_err(|error| ApiError::internal(&error))
+            .map_err(|error| ApiError::internal(&error))?;
+        self.keys.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        Ok(())
     }
 
     /// Whether the request's key allows a role on a run.

@@ -1,21 +1,15 @@
 //! Reading a body: capped before memory is taken, into a buffer that numbers can be used in, and
 //! cut off when it comes too slowly.
 
-use std::time::Duration;
-
 use axum::body::Body;
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
 use skep_wire::ErrorCode;
 use tokio::time::{Instant, timeout_at};
 
-use crate::ApiError;
-use crate::budget::{Budget, Spent};
-
-/// The longest silence within a body.
-const SILENCE: Duration = Duration::from_secs(20);
-/// A body must come at this rate on the whole, after a first grace.
-const SLOWEST_BYTES_PER_SECOND: u64 = 32 << 10;
+use crate::budget::Spent;
+use crate::deadlines::time_for;
+use crate::{ApiError, Hive};
 
 /// A body in memory, aligned for every element type.
 pub(crate) struct Received {
@@ -35,7 +29,7 @@ pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
     limit: usize,
-    budget: &Budget,
+    hive: &Hive,
 ) -> Result<Received, ApiError> {
     let too_large = |size: u64| {
         ApiError::new(
@@ -57,17 +51,19 @@ pub(crate) async fn read(
         return Err(too_large(size));
     }
     let expected = declared.map_or(limit, |size| size as usize);
-    let spent = budget.spend(expected)?;
+    let spent = hive.budget.spend(expected)?;
     let mut words: Vec<u64> = Vec::new();
     if declared.is_some() {
         words = vec![0; expected.div_ceil(8)];
     }
     let start = Instant::now();
-    let whole = SILENCE + Duration::from_secs(expected as u64 / SLOWEST_BYTES_PER_SECOND);
+    let silence = hive.deadlines.body;
     let mut body = body;
     let mut length = 0usize;
     loop {
-        let deadline = (Instant::now() + SILENCE).min(start + whole);
+        // What has come buys time, what is announced does not: else a trickle could hold its
+        // share of the budget for hours.
+        let deadline = (Instant::now() + silence).min(start + silence + time_for(length));
         let next = timeout_at(deadline, body.frame()).await.map_err(|_| {
             ApiError::new(
                 ErrorCode::TooSlow,
@@ -95,9 +91,9 @@ pub(crate) async fn read(
 pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(
     headers: &HeaderMap,
     body: Body,
-    budget: &Budget,
+    hive: &Hive,
 ) -> Result<T, ApiError> {
-    let received = read(headers, body, 1 << 20, budget).await?;
+    let received = read(headers, body, 1 << 20, hive).await?;
     serde_json::from_slice(received.bytes())
         .map_err(|error| ApiError::bad(format!("the body is not what this route takes: {error}")))
 }

@@ -22,7 +22,7 @@ use crate::metrics::Counters;
 use crate::model::Model;
 use crate::published::{Published, frame_bytes};
 use crate::run_handle::RunHandle;
-use crate::{Access, ApiError, HiveError};
+use crate::{Access, ApiError, Deadlines, HiveError};
 
 /// How a hive is set up.
 pub struct HiveSettings {
@@ -32,6 +32,8 @@ pub struct HiveSettings {
     pub access: Access,
     /// How many bytes of bodies may be in memory at once.
     pub byte_budget: usize,
+    /// How long to wait for others.
+    pub deadlines: Deadlines,
 }
 
 /// A hive.
@@ -41,6 +43,7 @@ pub struct Hive {
     pub(crate) budget: Budget,
     pub(crate) generation: u64,
     pub(crate) byte_budget: usize,
+    pub(crate) deadlines: Deadlines,
     runs: RwLock<BTreeMap<String, Arc<RunHandle>>>,
     replaced: watch::Sender<Option<u64>>,
 }
@@ -57,6 +60,7 @@ impl Hive {
             budget: Budget::new(settings.byte_budget),
             generation,
             byte_budget: settings.byte_budget,
+            deadlines: settings.deadlines,
             runs: RwLock::default(),
             replaced,
         });
@@ -168,8 +172,12 @@ impl Hive {
 
     async fn check_shards(&self, manifest: &Manifest) -> Result<(), ApiError> {
         for shard in manifest.shards() {
-            if !ShardRef::is_hash(&shard.hash) || shard.samples == 0 {
-                return Err(ApiError::bad("the manifest names a shard without hash or samples"));
+            // A sample has a byte at least: what is worked out from counts stays in proportion.
+            if !ShardRef::is_hash(&shard.hash) || !(1..=shard.bytes).contains(&shard.samples) {
+                return Err(ApiError::bad(
+                    "the manifest names a shard without hash or samples, or with more samples \
+                     than bytes",
+                ));
             }
             let path = skep_data::shard_path(&shard.hash)
                 .map_err(|error| ApiError::bad(error.to_string()))?;
@@ -189,7 +197,12 @@ impl Hive {
     pub(crate) async fn delete(&self, name: &str) -> Result<(), ApiError> {
         let handle = self.run(name)?;
         self.runs.write().unwrap_or_else(PoisonError::into_inner).remove(name);
-        let _ = handle.commands.send(Command::Drop);
+        // What is still being written would outlive the run, and a run of the same name that is
+        // created later would go on from it.
+        let (reply, done) = oneshot::channel();
+        if handle.commands.send(Command::Drop { reply }).is_ok() {
+            let _ = tokio::time::timeout(Duration::from_secs(20), done).await;
+        }
         let files = RunFiles::new(self.store.clone(), name)
             .map_err(|error| ApiError::internal(&error))?;
         files.delete().await.map_err(|error| ApiError::internal(&error))
@@ -390,7 +403,7 @@ fn total_steps(plan: &Plan) -> Option<u64> {
         Policy::Sync { slots, .. } => chunks.div_ceil(slots),
     };
     match plan.limit {
-        Limit::Epochs(epochs) => Some(epochs * each),
+        Limit::Epochs(epochs) => Some(epochs.saturating_mul(each)),
         Limit::Steps(steps) => Some(steps),
         Limit::Endless => None,
     }

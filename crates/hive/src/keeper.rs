@@ -43,8 +43,9 @@ pub(crate) enum Command {
     Trouble(String),
     /// Write a last checkpoint and end.
     Close { reply: oneshot::Sender<()> },
-    /// End at once, writing nothing: the run was deleted.
-    Drop,
+    /// End without a checkpoint, and tell when nothing is being written any more: the run is
+    /// being deleted.
+    Drop { reply: oneshot::Sender<()> },
 }
 
 /// What a checkpoint keeps beside the numbers.
@@ -65,7 +66,7 @@ pub(crate) struct KeptState {
 
 /// A request for a lease that waits for work.
 struct Waiter {
-    request: LeaseRequest,
+    request: Request,
     deadline: Millis,
     reply: Reply<LeaseAnswer>,
 }
@@ -205,7 +206,11 @@ impl Keeper {
         loop {
             let wait = self.patience();
             match commands.recv_timeout(wait) {
-                Ok(Command::Drop) | Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Ok(Command::Drop { reply }) => {
+                    let _ = self.writes.send(Write::Flush(reply));
+                    return;
+                }
                 Ok(Command::Close { reply }) => {
                     self.close(reply);
                     return;
@@ -246,15 +251,14 @@ impl Keeper {
             Command::Lease { request, reply } => {
                 self.saw(now, &request.worker, &request);
                 let deadline = now + (request.wait.clamp(0.0, 60.0) * 1000.0) as Millis;
-                let waiter = Waiter { request, deadline, reply };
+                let waiter = Waiter { request: self.core_request(request), deadline, reply };
                 if let Some(waiter) = self.try_lease(now, waiter) {
                     self.waiters.push(waiter);
                 }
             }
             Command::Contribute { envelope, frame, spent, reply } => {
-                let answer = self.contribute(now, &envelope, frame);
+                self.contribute(now, &envelope, frame, reply);
                 drop(spent);
-                let _ = reply.send(answer);
             }
             Command::Evaluate { envelope, counts, reply } => {
                 let _ = reply.send(self.evaluate(now, &envelope, counts));
@@ -306,20 +310,21 @@ impl Keeper {
                 self.writing = false;
                 self.last_write = now;
             }
-            Command::Close { .. } | Command::Drop => {}
+            Command::Close { .. } | Command::Drop { .. } => {}
         }
     }
 
     fn saw(&mut self, now: Millis, worker: &str, request: &LeaseRequest) {
+        let engine: String = request.engine.chars().take(200).collect();
         if !self.workers.contains_key(worker) {
             self.events.send(Event::Joined { worker: worker.to_owned() });
-            tracing::info!(run = self.name, worker, engine = request.engine, "joined");
+            tracing::info!(run = self.name, worker, engine, "joined");
             if self.workers.len() >= 10_000 {
                 self.workers.retain(|_, record| now.saturating_sub(record.seen) < 60_000);
             }
         }
         let record = self.workers.entry(worker.to_owned()).or_insert_with(|| WorkerRecord {
-            engine: request.engine.chars().take(200).collect(),
+            engine,
             seen: now,
             contributions: 0,
             samples: 0,
@@ -336,9 +341,8 @@ impl Keeper {
         if waiter.reply.is_closed() {
             return None;
         }
-        let request = self.core_request(&waiter.request);
         let nonce = random_nonce();
-        let answer = match self.run.lease(now, nonce, &request) {
+        let answer = match self.run.lease(now, nonce, &waiter.request) {
             LeaseDecision::Granted(grant) => {
                 let lease = LeaseAnswer::Lease(self.lease_view(&grant));
                 if waiter.reply.send(Ok(lease)).is_err() {
@@ -363,12 +367,13 @@ impl Keeper {
         None
     }
 
-    fn core_request(&self, request: &LeaseRequest) -> Request {
+    /// What waits is small: of the shards that a request names only those of the run are kept.
+    fn core_request(&self, request: LeaseRequest) -> Request {
         let index = |hashes: &[String]| -> Vec<usize> {
             hashes.iter().filter_map(|hash| self.shard_index.get(hash).copied()).collect()
         };
         Request {
-            worker: request.worker.clone(),
+            worker: request.worker,
             time_left: request.seconds_left.map(|seconds| (seconds.max(0.0) * 1000.0) as Millis),
             has: index(&request.has),
             only: request.only.as_deref().map(index),
@@ -399,38 +404,55 @@ impl Keeper {
         }
     }
 
+    /// Takes a contribution. It is answered as soon as it counts; only one that completes a version
+    /// waits for that version, because its answer may carry it.
     fn contribute(
         &mut self,
         now: Millis,
         envelope: &Envelope,
         frame: Frame,
-    ) -> Result<Receipt, ApiError> {
+        reply: Reply<Receipt>,
+    ) {
         let worker = self.run.holder(envelope.lease.0).map(str::to_owned);
-        let accepted = self.run.contribute(now, core_contribution(envelope)).map_err(|refusal| {
-            Counters::add(&self.counters.refused, 1);
-            ApiError::from(refusal)
-        })?;
-        if let Accepted::New { slot, slots, staleness } = accepted {
-            Counters::add(&self.counters.contributions, 1);
-            if let Err(message) = self.model.take(slot, slots, envelope.count, frame) {
-                self.run.fail_run(&message);
-                return Err(ApiError::internal(&message));
+        let (slot, slots, staleness) = match self.run.contribute(now, core_contribution(envelope)) {
+            Ok(Accepted::New { slot, slots, staleness }) => (slot, slots, staleness),
+            Ok(Accepted::Repeat) => {
+                let _ = reply.send(Ok(self.receipt(envelope)));
+                return;
             }
-            if let Some(loss) = envelope.loss.filter(|loss| loss.is_finite()) {
-                self.round_loss.0 += loss * envelope.count as f64;
-                self.round_loss.1 += envelope.count as f64;
+            Err(refusal) => {
+                Counters::add(&self.counters.refused, 1);
+                let _ = reply.send(Err(refusal.into()));
+                return;
             }
-            self.recent.add(now, envelope.count);
-            if let Some(record) = worker.as_deref().and_then(|name| self.workers.get_mut(name)) {
-                record.seen = now;
-                record.contributions += 1;
-                record.samples += envelope.count;
-                record.staleness = record.staleness * 0.9 + staleness as f64 * 0.1;
-                record.recent.add(now, envelope.count);
-            }
-            self.step_while_due(now, worker.as_deref());
+        };
+        Counters::add(&self.counters.contributions, 1);
+        let mut reply = Some(reply);
+        if self.run.step_due().is_none()
+            && let Some(reply) = reply.take()
+        {
+            let _ = reply.send(Ok(self.receipt(envelope)));
         }
-        Ok(self.receipt(envelope))
+        if let Err(message) = self.model.take(slot, slots, envelope.count, frame) {
+            tracing::error!(run = self.name, "{message}");
+            self.run.fail_run(&message);
+        }
+        if let Some(loss) = envelope.loss.filter(|loss| can_be_a_loss(*loss)) {
+            self.round_loss.0 += loss * envelope.count as f64;
+            self.round_loss.1 += envelope.count as f64;
+        }
+        self.recent.add(now, envelope.count);
+        if let Some(record) = worker.as_deref().and_then(|name| self.workers.get_mut(name)) {
+            record.seen = now;
+            record.contributions += 1;
+            record.samples += envelope.count;
+            record.staleness = record.staleness * 0.9 + staleness as f64 * 0.1;
+            record.recent.add(now, envelope.count);
+        }
+        self.step_while_due(now, worker.as_deref());
+        if let Some(reply) = reply {
+            let _ = reply.send(Ok(self.receipt(envelope)));
+        }
     }
 
     fn receipt(&self, envelope: &Envelope) -> Receipt {
@@ -448,10 +470,10 @@ impl Keeper {
         envelope: &Envelope,
         counts: EvaluationCounts,
     ) -> Result<Receipt, ApiError> {
-        if !counts.loss_sum.is_finite() {
+        if !can_be_a_loss(counts.loss_sum / envelope.count.max(1) as f64) {
             return Err(ApiError::new(
                 ErrorCode::NotFinite,
-                "the loss of the evaluation is not finite",
+                "the loss of the evaluation is not finite, or as good as infinite",
                 "give the lease back with the failure",
             ));
         }
@@ -598,7 +620,7 @@ impl Keeper {
                 self.events.send(Event::Fault { worker, message: format!("lease lost: {reason}") });
             }
             Notice::Skipped(gap) => {
-                tracing::error!(run = self.name, "skipped positions {}..{} of epoch {}: {}",
+                tracing::error!(run = self.name, version = %self.version(), "skipped positions {}..{} of epoch {}: {}",
                     gap.start, gap.end, gap.epoch, gap.reason);
                 self.events.send(Event::Fault {
                     worker: String::new(),
@@ -629,7 +651,8 @@ impl Keeper {
         }
         if state.is_final() {
             let seconds = self.kept.seconds;
-            tracing::info!(run = self.name, "training ended after {seconds:.1} s");
+            tracing::info!(run = self.name, version = %self.version(),
+                "training elapsed time: {seconds:.1} s");
         }
         if *status != Status::Measuring {
             self.events.send(Event::State { state, reason });
@@ -729,9 +752,10 @@ impl Keeper {
         };
         let rate = self.recent.per_second(now);
         let left = match plan.limit {
-            Limit::Epochs(epochs) => Some((epochs * positions).saturating_sub(
-                self.run.epoch() * positions + self.run.epoch_settled(),
-            ) as f64),
+            Limit::Epochs(epochs) => Some(
+                epochs.saturating_sub(self.run.epoch()) as f64 * positions as f64
+                    - self.run.epoch_settled() as f64,
+            ),
             Limit::Steps(steps) if self.run.number() > 0 => {
                 let each = self.run.samples() as f64 / self.run.number() as f64;
                 Some(steps.saturating_sub(self.run.number()) as f64 * each)
@@ -801,6 +825,12 @@ fn core_contribution(envelope: &Envelope) -> Contribution {
         generation: envelope.base.generation,
         base: envelope.base.number,
     }
+}
+
+/// Whether a mean loss fits an `f32`, so that no sum or mean of them becomes infinite: JSON has no
+/// word for that, and a checkpoint with one could not be read again.
+fn can_be_a_loss(mean: f64) -> bool {
+    mean.abs() <= f64::from(f32::MAX)
 }
 
 fn wire_split(split: EvaluationSplit) -> Split {

@@ -12,6 +12,7 @@ mod access;
 mod body;
 mod budget;
 mod checkpointer;
+mod deadlines;
 mod error;
 mod events;
 mod hive;
@@ -26,6 +27,7 @@ mod server;
 mod tls;
 
 pub use access::{Access, IssuedKey};
+pub use deadlines::Deadlines;
 pub use error::{ApiError, HiveError};
 pub use hive::{Hive, HiveSettings};
 pub use openapi::document as openapi_document;

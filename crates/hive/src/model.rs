@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use skep_math::{
     FloatMerge, IntegerMerge, MergeRule, Optimiser, OptimiserSettings, OptimiserState, Segment,
-    StepReport, TreeSum, add, all_finite, ema, scale,
+    StepReport, TreeSum, add_scaled, all_finite, ema, scale,
 };
 use skep_wire::{BufferMerge, Dtype, Encoding, Frame, Layout, Role, Schema, WireError};
 
@@ -105,7 +105,7 @@ impl Model {
         slot: u64,
         slots: Option<u64>,
         samples: u64,
-        mut frame: Frame,
+        frame: Frame,
     ) -> Result<(), String> {
         self.keep_buffers(slot, samples, &frame);
         let weight = samples as f32;
@@ -122,13 +122,11 @@ impl Model {
             (Sum::Nothing, _) => Sum::One(frame, samples),
             (Sum::One(mut first, count), _) => {
                 scale(first.floats_mut(), count as f32);
-                scale(frame.floats_mut(), weight);
-                add(first.floats_mut(), frame.floats());
+                add_scaled(first.floats_mut(), frame.floats(), weight);
                 Sum::Running(first)
             }
             (Sum::Running(mut sum), _) => {
-                scale(frame.floats_mut(), weight);
-                add(sum.floats_mut(), frame.floats());
+                add_scaled(sum.floats_mut(), frame.floats(), weight);
                 Sum::Running(sum)
             }
         };

@@ -1,5 +1,6 @@
 //! The routes: HTTP to commands and back, one file per noun.
 
+mod address;
 mod contributions;
 mod keys;
 mod leases;

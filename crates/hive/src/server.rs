@@ -17,16 +17,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsAcceptor;
 
-use crate::{HiveError, TlsIdentity};
+use crate::deadlines::time_for;
+use crate::{Deadlines, HiveError, TlsIdentity};
 
 /// How many connections may be open at once.
 const MOST_CONNECTIONS: usize = 8192;
-/// How long a client may take for a handshake or for the head of a request.
-const HEAD_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a client may leave bytes that we wrote untaken.
-const WRITE_DEADLINE: Duration = Duration::from_secs(30);
-/// How long open requests may take once the hive goes down.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How a hive listens.
 pub struct Server {
@@ -34,6 +29,8 @@ pub struct Server {
     pub listener: TcpListener,
     /// The certificate, with TLS.
     pub tls: Option<TlsIdentity>,
+    /// How long to wait for clients.
+    pub deadlines: Deadlines,
 }
 
 /// Serves until `shutdown` is true, then drains.
@@ -42,6 +39,7 @@ pub async fn serve(
     app: Router,
     mut shutdown: watch::Receiver<bool>,
 ) -> Result<(), HiveError> {
+    let deadlines = server.deadlines;
     let acceptor = server.tls.map(TlsIdentity::config).transpose()?.map(TlsAcceptor::from);
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
@@ -63,12 +61,13 @@ pub async fn serve(
         tokio::spawn(async move {
             let _place = place;
             let _ = stream.set_nodelay(true);
+            let stream = Timed::new(stream, deadlines.write);
             match acceptor {
-                None => connection(Timed::new(stream), app, shutdown).await,
+                None => connection(stream, deadlines, app, shutdown).await,
                 Some(acceptor) => {
-                    let handshake = acceptor.accept(Timed::new(stream));
-                    match tokio::time::timeout(HEAD_DEADLINE, handshake).await {
-                        Ok(Ok(stream)) => connection(stream, app, shutdown).await,
+                    let handshake = acceptor.accept(stream);
+                    match tokio::time::timeout(deadlines.head, handshake).await {
+                        Ok(Ok(stream)) => connection(stream, deadlines, app, shutdown).await,
                         Ok(Err(error)) => tracing::debug!("handshake: {error}"),
                         Err(_) => tracing::debug!("handshake: too slow"),
                     }
@@ -78,7 +77,7 @@ pub async fn serve(
     }
     drop(server.listener);
     let all = u32::try_from(MOST_CONNECTIONS).unwrap_or(u32::MAX);
-    let drained = tokio::time::timeout(DRAIN_DEADLINE, places.acquire_many(all)).await;
+    let drained = tokio::time::timeout(deadlines.drain, places.acquire_many(all)).await;
     if drained.is_err() {
         tracing::info!("some connections did not end in time");
     }
@@ -90,13 +89,17 @@ async fn going_down(shutdown: &mut watch::Receiver<bool>) {
     let _ = shutdown.wait_for(|down| *down).await.is_ok();
 }
 
-async fn connection<S>(stream: S, app: Router, mut shutdown: watch::Receiver<bool>)
-where
+async fn connection<S>(
+    stream: S,
+    deadlines: Deadlines,
+    app: Router,
+    mut shutdown: watch::Receiver<bool>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_DEADLINE)
+        .header_read_timeout(deadlines.head)
         .max_buf_size(1 << 20)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
     let mut connection = pin!(connection);
@@ -112,33 +115,46 @@ where
     }
 }
 
-/// A stream that fails when written bytes are not taken in time.
+/// A stream that fails when the client takes what we write too slowly, or not at all: what is not
+/// taken keeps an old version in memory.
 struct Timed {
     stream: TcpStream,
-    deadline: Option<Pin<Box<Sleep>>>,
+    grace: Duration,
+    /// How much longer a write may wait: waiting uses it up, bytes that are taken restore it.
+    patience: Duration,
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Timed {
-    fn new(stream: TcpStream) -> Self {
-        Self { stream, deadline: None }
+    fn new(stream: TcpStream, grace: Duration) -> Self {
+        Self { stream, grace, patience: grace, waiting: None }
     }
 
-    fn watch<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if poll.is_ready() {
-            self.deadline = None;
+    fn watch(
+        &mut self,
+        context: &mut Context<'_>,
+        poll: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(written) = &poll {
+            if let Some((since, _)) = self.waiting.take() {
+                self.patience = self.patience.saturating_sub(since.elapsed());
+            }
+            let bought = time_for(*written.as_ref().unwrap_or(&0));
+            self.patience = (self.patience + bought).min(self.grace);
             return poll;
         }
-        let deadline = self
-            .deadline
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + WRITE_DEADLINE)));
-        if deadline.as_mut().poll(context).is_ready() {
-            self.deadline = None;
-            return Poll::Ready(Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the client does not take what it asked for",
-            )));
+        let patience = self.patience;
+        let (_, deadline) = self.waiting.get_or_insert_with(|| {
+            let now = Instant::now();
+            (now, Box::pin(tokio::time::sleep_until(now + patience)))
+        });
+        if deadline.as_mut().poll(context).is_pending() {
+            return Poll::Pending;
         }
-        Poll::Pending
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client does not take what it asked for",
+        )))
     }
 }
 
@@ -176,8 +192,7 @@ impl AsyncWrite for Timed {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let poll = Pin::new(&mut self.stream).poll_flush(context);
-        self.watch(context, poll)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

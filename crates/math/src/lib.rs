@@ -30,4 +30,4 @@ pub use optimiser::{Optimiser, OptimiserState, StepReport};
 pub use schedule::Schedule;
 pub use segment::Segment;
 pub use settings::{GroupSettings, Kind, OptimiserSettings};
-pub use sum::{TreeSum, add, scale};
+pub use sum::{TreeSum, add, add_scaled, scale};

@@ -19,6 +19,17 @@ pub fn add(into: &mut [f32], other: &[f32]) {
     }
 }
 
+/// Adds `other * factor` to `into`, element by element, in one pass.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn add_scaled(into: &mut [f32], other: &[f32], factor: f32) {
+    assert_eq!(into.len(), other.len(), "both have one value per parameter");
+    for (sum, value) in into.iter_mut().zip(other) {
+        *sum += value * factor;
+    }
+}
+
 /// `values *= factor`.
 pub fn scale(values: &mut [f32], factor: f32) {
     for value in values {

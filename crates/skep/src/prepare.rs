@@ -25,7 +25,7 @@ pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, F
         shards: job.data.shards,
         validation: job.data.validation,
     })?;
-    let compute = task.compute(job)?;
+    let mut compute = task.compute(job)?;
     let mut version0 = compute.initial(job.run.seed)?;
     if let Some(path) = &job.model.init {
         let loaded = model_file::load(path)?;
@@ -34,6 +34,9 @@ pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, F
             Failure { message: format!("{path}: {}", failure.message), ..failure }
         })?;
     }
+    // Data that does not fit the model is found here, not by every worker.
+    compute.load(&version0)?;
+    compute.evaluate(&dataset.train.slice(0..1)?)?;
     let spec = RunSpec {
         name,
         job: job.clone(),

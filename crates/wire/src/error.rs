@@ -71,7 +71,7 @@ pub struct ErrorBody {
     /// For people: what was wrong, and where.
     pub message: String,
     /// For people: what to do about it.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default)]
     pub hint: String,
 }
 

@@ -37,7 +37,7 @@ impl Frame {
     /// Reads any safetensors file that has exactly the layout's tensors; `BF16` is widened where
     /// the layout says `F32`. This is the slow way, for files that others wrote.
     pub fn read(layout: &Arc<Layout>, bytes: &[u8]) -> Result<Self, WireError> {
-        let limit = layout.total_bytes() + MAX_HEADER_BYTES;
+        let limit = layout.total_bytes().saturating_add(MAX_HEADER_BYTES);
         if bytes.len() > limit {
             return Err(WireError::TooLarge {
                 what: "the file",
@@ -47,7 +47,7 @@ impl Frame {
         }
         let file = FrameView::parse(bytes)?;
         let mut differences = Vec::new();
-        let mut frame = Self::zeros(layout.clone());
+        let mut found = Vec::with_capacity(layout.places().len());
         for place in layout.places() {
             match file.tensors.tensor(&place.name) {
                 Err(_) => differences.push(format!("`{}` is missing", place.name)),
@@ -57,24 +57,33 @@ impl Frame {
                     view.shape(),
                     place.shape
                 )),
-                Ok(view) => {
-                    let into = frame.bytes_mut(place);
-                    match (view.dtype(), place.dtype) {
-                        (from, to) if from == to => into.copy_from_slice(view.data()),
-                        (Dtype::BF16, Dtype::F32) => {
-                            widen(view.data(), bytemuck::cast_slice_mut(into));
-                        }
-                        (from, to) => differences
-                            .push(format!("`{}` is {from:?}, not {to:?}", place.name)),
+                Ok(view) => match (view.dtype(), place.dtype) {
+                    (from, to) if from == to => found.push((place, view)),
+                    (Dtype::BF16, Dtype::F32) => found.push((place, view)),
+                    (from, to) => {
+                        differences.push(format!("`{}` is {from:?}, not {to:?}", place.name));
                     }
-                }
+                },
             }
         }
-        let known = |name: &&str| layout.place(name).is_none();
-        let mut extra: Vec<_> = file.tensors.names().into_iter().filter(known).collect();
+        let unknown = |name: &&str| layout.place(name).is_none();
+        let mut extra: Vec<_> = file.tensors.names().into_iter().filter(unknown).collect();
         extra.sort_unstable();
         differences.extend(extra.into_iter().map(|name| format!("`{name}` is not the run's")));
-        if differences.is_empty() { Ok(frame) } else { Err(WireError::Mismatch(differences)) }
+        if !differences.is_empty() {
+            return Err(WireError::Mismatch(differences));
+        }
+        // Memory is taken only now that every tensor is there: a schema alone can claim anything.
+        let mut frame = Self::zeros(layout.clone());
+        for (place, view) in found {
+            let into = frame.bytes_mut(place);
+            if view.dtype() == place.dtype {
+                into.copy_from_slice(view.data());
+            } else {
+                widen(view.data(), bytemuck::cast_slice_mut(into));
+            }
+        }
+        Ok(frame)
     }
 
     fn write_prefix(&mut self) {

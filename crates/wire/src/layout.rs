@@ -80,6 +80,9 @@ impl Layout {
         json.resize(json.len().next_multiple_of(8), b' ');
         let mut prefix = (json.len() as u64).to_le_bytes().to_vec();
         prefix.append(&mut json);
+        if prefix.len().checked_add(offset).is_none() {
+            return Err(WireError::Schema("the tensors are too large together".to_owned()));
+        }
         let index =
             places.iter().enumerate().map(|(at, place)| (place.name.clone(), at)).collect();
         Ok(Self { prefix, places, index, data_bytes: offset, floats: floats.unwrap_or(0..0) })

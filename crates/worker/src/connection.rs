@@ -40,7 +40,9 @@ impl Target {
         };
         let url = Url::parse(&settings.url).map_err(|error| wrong(&error))?;
         let host = url.host_str().ok_or_else(|| wrong(&"it has no host"))?.to_owned();
-        let port = url.port().unwrap_or(skep_wire::DEFAULT_PORT);
+        // A `Url` forgets a port that is its scheme's usual one, which is not ours.
+        let written = settings.url.parse().ok().and_then(|uri: http::Uri| uri.port_u16());
+        let port = written.or(url.port()).unwrap_or(skep_wire::DEFAULT_PORT);
         let tls = match url.scheme() {
             "http" => None,
             "https" => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, header};
 use skep_math::all_finite;
@@ -15,6 +15,7 @@ use crate::body::Received;
 use crate::budget::Spent;
 use crate::keeper::Command;
 use crate::metrics::Counters;
+use crate::routes::address::Path;
 use crate::routes::parameters_body;
 use crate::run_handle::RunHandle;
 use crate::{ApiError, Hive, body};
@@ -46,14 +47,14 @@ pub(crate) async fn contribute(
     let (want, have) = (envelope.want, envelope.have);
     let receipt = match envelope.kind {
         ContributionKind::Evaluation => {
-            let counts: EvaluationCounts = body::read_json(&headers, body, &hive.budget).await?;
+            let counts: EvaluationCounts = body::read_json(&headers, body, &hive).await?;
             handle.ask(|reply| Command::Evaluate { envelope, counts, reply }).await??
         }
         _ => {
             // Room for a header that someone else wrote; nothing of it is kept.
             let room = handle.gradient_layout.prefix().len() * 2 + 4096;
             let limit = handle.gradient_layout.data_bytes() + room.min(MAX_HEADER_BYTES);
-            let received = body::read(&headers, body, limit, &hive.budget).await?;
+            let received = body::read(&headers, body, limit, &hive).await?;
             Counters::add(&handle.counters.bytes_in, received.length as u64);
             let (frame, spent) = decode_checked(&handle, envelope.encoding, received).await?;
             handle.ask(|reply| Command::Contribute { envelope, frame, spent, reply }).await??

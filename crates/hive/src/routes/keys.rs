@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use skep_wire::{KeyIssued, KeyRequest};
 
+use crate::routes::address::Path;
 use crate::{ApiError, Hive, body};
 
 /// Issues a key. This is the only time it is shown.
@@ -18,7 +19,7 @@ pub(crate) async fn create_key(
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<KeyIssued>), ApiError> {
-    let request: KeyRequest = body::read_json(&headers, body, &hive.budget).await?;
+    let request: KeyRequest = body::read_json(&headers, body, &hive).await?;
     if let Some(run) = &request.run {
         hive.run(run)?;
     }

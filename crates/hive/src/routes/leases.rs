@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use skep_wire::{GiveBack, LeaseAnswer, LeaseId, LeaseRequest, Renewed};
 
 use crate::keeper::Command;
+use crate::routes::address::Path;
 use crate::{ApiError, Hive, body};
 
 /// Asks for work. One worker holds one lease: asking again gives the former one back.
@@ -21,7 +22,7 @@ pub(crate) async fn take_lease(
     body: Body,
 ) -> Result<Json<LeaseAnswer>, ApiError> {
     let handle = hive.run(&run)?;
-    let request: LeaseRequest = body::read_json(&headers, body, &hive.budget).await?;
+    let request: LeaseRequest = body::read_json(&headers, body, &hive).await?;
     let printable = !request.worker.is_empty()
         && request.worker.len() <= 128
         && request.worker.chars().all(|c| c.is_ascii_graphic());
@@ -62,13 +63,14 @@ pub(crate) async fn give_back_lease(
 ) -> Result<StatusCode, ApiError> {
     let lease: LeaseId = lease.parse()?;
     let handle = hive.run(&run)?;
-    let received = body::read(&headers, body, 64 << 10, &hive.budget).await?;
+    let received = body::read(&headers, body, 64 << 10, &hive).await?;
     let failure = if received.length == 0 {
         None
     } else {
         let given: GiveBack = serde_json::from_slice(received.bytes())
             .map_err(|error| ApiError::bad(error.to_string()))?;
-        given.failure
+        // It goes into logs, where a line must stay a line.
+        given.failure.map(|reason| reason.chars().filter(|c| !c.is_control()).collect())
     };
     handle.ask(|reply| Command::GiveBack { lease, failure, reply }).await??;
     Ok(StatusCode::NO_CONTENT)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Deserialize;
@@ -12,6 +12,7 @@ use skep_wire::{Encoding, ErrorCode, Version, header as own};
 
 use crate::metrics::Counters;
 use crate::published::Snapshot;
+use crate::routes::address::{Path, Query};
 use crate::run_handle::RunHandle;
 use crate::{ApiError, Hive};
 
@@ -116,6 +117,8 @@ fn parse_wait(text: &str) -> Result<Duration, ApiError> {
     let seconds: f64 = text
         .trim_end_matches('s')
         .parse()
-        .map_err(|_| ApiError::bad(format!("`wait={text}` is not a time such as `30s`")))?;
+        .ok()
+        .filter(|seconds: &f64| !seconds.is_nan())
+        .ok_or_else(|| ApiError::bad(format!("`wait={text}` is not a time such as `30s`")))?;
     Ok(Duration::from_secs_f64(seconds.clamp(0.0, 60.0)))
 }

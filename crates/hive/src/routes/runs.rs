@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use skep_wire::{FrameView, RUN_METADATA, RunChange, RunSpec, RunSummary, RunView};
 
 use crate::keeper::Command;
+use crate::routes::address::Path;
 use crate::{ApiError, Hive, body};
 
 /// All runs.
@@ -47,7 +48,7 @@ pub(crate) async fn create_run(
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<RunView>), ApiError> {
-    let received = body::read(&headers, body, hive.byte_budget, &hive.budget).await?;
+    let received = body::read(&headers, body, hive.byte_budget, &hive).await?;
     let view = FrameView::parse(received.bytes())?;
     let text = view
         .metadata
@@ -82,7 +83,7 @@ pub(crate) async fn change_run(
     body: Body,
 ) -> Result<Json<RunView>, ApiError> {
     let handle = hive.run(&run)?;
-    let change: RunChange = body::read_json(&headers, body, &hive.budget).await?;
+    let change: RunChange = body::read_json(&headers, body, &hive).await?;
     handle.ask(|reply| Command::Change { action: change.action, reply }).await??;
     Ok(Json(handle.ask(|reply| Command::View { reply }).await?))
 }

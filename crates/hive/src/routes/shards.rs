@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -12,6 +12,7 @@ use skep_data::DataError;
 use skep_wire::{ErrorCode, ShardRef};
 
 use crate::metrics::Counters;
+use crate::routes::address::Path;
 use crate::{ApiError, Hive, body};
 
 /// The largest shard that can be sent.
@@ -87,7 +88,7 @@ pub(crate) async fn put_shard(
         return Err(ApiError::bad("a shard's name is the SHA-256 of its bytes"));
     }
     let limit = MOST_BYTES.min(hive.byte_budget);
-    let received = body::read(&headers, body, limit, &hive.budget).await?;
+    let received = body::read(&headers, body, limit, &hive).await?;
     let bytes = Bytes::copy_from_slice(received.bytes());
     match hive.put_shard(&shard, bytes).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),

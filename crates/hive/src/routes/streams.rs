@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::response::sse::{Event as SentEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::{Stream, StreamExt, stream};
@@ -16,6 +16,7 @@ use skep_wire::{Event, LogLine};
 use tokio_stream::wrappers::BroadcastStream;
 
 use crate::keeper::Command;
+use crate::routes::address::{Path, Query};
 use crate::{ApiError, Hive, body};
 
 /// Versions, losses, workers and faults as they happen; the run's state first.
@@ -68,11 +69,14 @@ pub(crate) async fn post_logs(
     body: Body,
 ) -> Result<StatusCode, ApiError> {
     let handle = hive.run(&run)?;
-    let lines: Vec<LogLine> = body::read_json(&headers, body, &hive.budget).await?;
+    let lines: Vec<LogLine> = body::read_json(&headers, body, &hive).await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
     for mut line in lines.into_iter().take(1000) {
         line.time = now;
         line.message.retain(|c| !c.is_control());
+        if !matches!(line.level.as_str(), "info" | "warn" | "error") {
+            line.level = "info".to_owned();
+        }
         line.worker = line.worker.chars().filter(char::is_ascii_graphic).take(128).collect();
         handle.events.log(line);
     }

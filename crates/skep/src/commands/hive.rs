@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use skep_data::Store;
-use skep_hive::{Access, Hive, HiveError, HiveSettings, Server, TlsIdentity};
+use skep_hive::{Access, Deadlines, Hive, HiveError, HiveSettings, Server, TlsIdentity};
 use skep_learn::Task;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -68,15 +68,16 @@ pub(crate) fn hive(flags: HiveFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode
             Some(key) => Access::with_keys(&store, key).await?,
             None => Access::open(),
         };
+        let deadlines = Deadlines::default();
         let byte_budget = flags.byte_budget.max(1) << 20;
-        let hive = Hive::open(HiveSettings { store, access, byte_budget }).await?;
+        let hive = Hive::open(HiveSettings { store, access, byte_budget, deadlines }).await?;
         if let Some(job) = &flags.job {
             create(&hive, job, &flags.job_flags, tasks).await?;
         }
         announce(&flags, address, key.is_some(), tls.as_ref(), &hive);
         let (down, shutdown) = watch::channel(false);
         let server = tokio::spawn(skep_hive::serve(
-            Server { listener, tls },
+            Server { listener, tls, deadlines },
             skep_hive::app(hive.clone()),
             shutdown,
         ));

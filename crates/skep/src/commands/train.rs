@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::json;
 use skep_data::Store;
 use skep_deploy::local::{Fleet, Running};
-use skep_hive::{Access, Hive, HiveSettings, Server};
+use skep_hive::{Access, Deadlines, Hive, HiveSettings, Server};
 use skep_learn::Task;
 use skep_wire::{RunAction, RunState, RunView};
 use skep_worker::{Client, ClientSettings};
@@ -55,7 +55,8 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
             None => None,
         };
         let access = Access::open();
-        let hive = Hive::open(HiveSettings { store, access, byte_budget: 1 << 30 }).await?;
+        let deadlines = Deadlines::default();
+        let hive = Hive::open(HiveSettings { store, access, byte_budget: 1 << 30, deadlines }).await?;
         let name = match (&task_job, &flags.resume) {
             (Some(task_job), _) => {
                 let taken = hive.run_names();
@@ -71,7 +72,7 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
         let listener = listen("127.0.0.1:0").await?;
         let url = format!("http://{}", local_address(&listener)?);
         let (down, shutdown) = watch::channel(false);
-        let server = Server { listener, tls: None };
+        let server = Server { listener, tls: None, deadlines };
         let served = tokio::spawn(skep_hive::serve(server, skep_hive::app(hive.clone()), shutdown));
         let client = Client::new(ClientSettings {
             url: url.clone(),
