@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
-use skep_wire::{
-    ContributionKind, Encoding, Envelope, Frame, Layout, LeaseAnswer, LeaseRequest,
-};
+use skep_wire::{ContributionKind, Encoding, Envelope, Frame, Layout, LeaseAnswer, LeaseRequest};
 use skep_worker::{Client, ClientSettings};
 
 use crate::Failure;

@@ -40,15 +40,18 @@ pub(crate) fn measure() -> Result<Vec<Row>, Failure> {
     let (mut pushes, mut pulls, mut limits_out, mut limits_in) = (vec![], vec![], vec![], vec![]);
     for round in 0..=ROUNDS {
         let (limit_out, limit_in) = plain.round()?;
-        let lease = runtime.block_on(client.lease("push", &LeaseRequest {
-            worker: "bench".to_owned(),
-            engine: String::new(),
-            seconds_left: None,
-            has: vec![],
-            only: None,
-            wait: 0.0,
-            waiting: 0.0,
-        }))?;
+        let lease = runtime.block_on(client.lease(
+            "push",
+            &LeaseRequest {
+                worker: "bench".to_owned(),
+                engine: String::new(),
+                seconds_left: None,
+                has: vec![],
+                only: None,
+                wait: 0.0,
+                waiting: 0.0,
+            },
+        ))?;
         let LeaseAnswer::Lease(lease) = lease else { return Err("no lease".into()) };
         let envelope = Envelope {
             lease: lease.id,
@@ -82,7 +85,13 @@ pub(crate) fn measure() -> Result<Vec<Row>, Failure> {
     let speed = |seconds: f64| format!("{:.2} GB/s", BYTES as f64 / seconds / 1e9);
     let row = |what, ours: &mut [f64], limit: &mut [f64]| {
         let (ours, limit) = (median(ours), median(limit));
-        Row::new(what, speed(ours), format!("TCP {}", speed(limit)), limit / ours, Target::AtLeast(0.6))
+        Row::new(
+            what,
+            speed(ours),
+            format!("TCP {}", speed(limit)),
+            limit / ours,
+            Target::AtLeast(0.6),
+        )
     };
     Ok(vec![
         row("push of 64 MiB", &mut pushes, &mut limits_out),

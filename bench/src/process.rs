@@ -32,10 +32,16 @@ impl TestHive {
         let (down, shutdown) = tokio::sync::watch::channel(false);
         let (hive, url) = runtime.block_on(async {
             let access = Access::open();
-            let hive = Hive::open(HiveSettings { store, access, byte_budget: 4 << 30 }).await?;
+            let hive = Hive::open(HiveSettings {
+                store,
+                access,
+                byte_budget: 4 << 30,
+                deadlines: Default::default(),
+            })
+            .await?;
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
             let url = format!("http://{}", listener.local_addr()?);
-            let server = Server { listener, tls: None };
+            let server = Server { listener, tls: None, deadlines: Default::default() };
             tokio::spawn(skep_hive::serve(server, skep_hive::app(hive.clone()), shutdown));
             Ok::<_, Failure>((hive, url))
         })?;
@@ -79,7 +85,12 @@ impl TestHive {
     }
 
     /// LeNet-5 on the built-in digits.
-    pub(crate) fn create_lenet(&self, name: &str, policy: Value, every: u64) -> Result<(), Failure> {
+    pub(crate) fn create_lenet(
+        &self,
+        name: &str,
+        policy: Value,
+        every: u64,
+    ) -> Result<(), Failure> {
         let task = skep_learn::tasks().into_iter().next().ok_or("no task")?;
         let mut job = task.defaults();
         job.policy = object(policy);

@@ -39,7 +39,11 @@ impl Row {
     }
 
     pub(crate) fn failed(what: &str, why: &str) -> Self {
-        Self { target: Target::AtLeast(f64::INFINITY), skipped: Some(format!("failed: {why}")), ..Self::skipped(what, why) }
+        Self {
+            target: Target::AtLeast(f64::INFINITY),
+            skipped: Some(format!("failed: {why}")),
+            ..Self::skipped(what, why)
+        }
     }
 
     pub(crate) fn is_missed(&self) -> bool {

@@ -732,6 +732,8 @@ impl Run {
         }
         let deadlines = self.leases.values().map(Lease::deadline);
         self.earliest_lapse = deadlines.min().unwrap_or(Millis::MAX);
+        // What lapsed may have been skipped, and that may have been the last of the epoch.
+        self.settle();
     }
 
     /// Ends a lease and frees what it holds and nobody else does.

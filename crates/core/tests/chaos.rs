@@ -531,6 +531,29 @@ fn a_backup_is_one_contribution() {
     assert!(matches!(world.push("slow", u64::MAX), Some(Err(Refusal::Gone(_)))));
 }
 
+/// A slow worker that fails while someone repeats its slice fails nothing: the other will tell.
+#[test]
+fn what_someone_else_works_on_does_not_fail() {
+    let one_attempt = Plan { attempts: 1, ..plan(&[400], 4, BATCH, Limit::Epochs(1)) };
+    let mut world = World::new(one_attempt);
+    granted(&mut world, &request("slow"));
+    world.now += 1;
+    world.push("slow", u64::MAX).unwrap().unwrap();
+    let long = granted(&mut world, &request("slow")).range;
+    while world.held.get("fast").is_none_or(|held| held.grant.range.start != long.start) {
+        while world.push("fast", u64::MAX).is_some() {}
+        if let LeaseDecision::Wait { until, .. } = world.ask(&request("fast")) {
+            world.now = until;
+        }
+        assert!(world.now < 2_000_000, "nobody helps the slow");
+    }
+    world.give_back("slow", Some("out of memory"));
+    assert_eq!(world.run.gaps().count(), 0);
+    world.push("fast", u64::MAX).unwrap().unwrap();
+    world.finish(1, |_| false);
+    assert_eq!(world.run.gaps().count(), 0);
+}
+
 /// With a bound, a fast worker waits rather than make a slow one stale; both make progress.
 #[test]
 fn a_fast_worker_waits_for_a_slow_one() {

@@ -12,6 +12,7 @@
 //! runs/{run}/run.json                      create-only: it makes the run
 //! runs/{run}/checkpoints/{generation}-{number}/model.safetensors, optimiser.safetensors
 //! runs/{run}/checkpoints/{generation}-{number}/manifest.json     create-only, last
+//! runs/{run}/state.json                    what became of the run since that checkpoint
 //! runs/{run}/latest.json, best.json        hints
 //! runs/{run}/model.safetensors             the final model
 //! ```

@@ -263,6 +263,22 @@ impl RunFiles {
         Ok(model == Some(manifest.model.bytes) && optimiser == Some(manifest.optimiser.bytes))
     }
 
+    /// Keeps what a run has become since the checkpoint of a version was written: a run can be
+    /// paused, measured or ended without a new version, and checkpoints never change.
+    pub async fn write_state(&self, version: Version, state: &Value) -> Result<(), DataError> {
+        let later = LaterState { format: FORMAT, version, state: state.clone() };
+        self.store.put(&self.path("state.json"), to_json(&later)).await
+    }
+
+    /// What was kept since the checkpoint of exactly this version, if anything was.
+    pub async fn read_state(&self, version: Version) -> Result<Option<Value>, DataError> {
+        match read_json::<LaterState>(&self.store, &self.path("state.json")).await {
+            Ok(later) => Ok((later.version == version).then_some(later.state)),
+            Err(DataError::NotFound { .. } | DataError::Damaged { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Notes a version under `latest` or `best`.
     pub async fn write_hint(&self, name: &str, version: Version) -> Result<(), DataError> {
         let hint = Hint { format: FORMAT, version };
@@ -313,6 +329,13 @@ impl RunFiles {
         self.store.delete(&self.path("run.json")).await?;
         self.store.delete_all(&format!("runs/{}", self.run)).await
     }
+}
+
+#[derive(Serialize, Deserialize)]
+struct LaterState {
+    format: u64,
+    version: Version,
+    state: Value,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value;
+use skep_core::Status;
 use skep_data::{Checkpoint, DataError, RunFiles, newest_generation};
 use skep_math::OptimiserState;
 use skep_wire::{Dtype, Frame, FrameView, Layout, Version, WireError};
@@ -21,6 +22,7 @@ pub(crate) struct Material {
     pub(crate) version: Version,
     pub(crate) frame: Arc<Frame>,
     pub(crate) optimiser: OptimiserState,
+    pub(crate) status: Status,
     pub(crate) state: Value,
 }
 
@@ -58,11 +60,14 @@ impl Checkpointer {
                     continue;
                 }
                 Write::Latest(material) => {
-                    self.write(&mut written, material, "latest").await.map(Command::Written)
+                    let status = Some(material.status.clone());
+                    let version = self.write_latest(&mut written, material).await;
+                    version.map(|version| Command::Written { version, status })
                 }
                 Write::Best(material) => {
                     self.best = Some(material.version);
-                    self.write(&mut written, material, "best").await.map(Command::Written)
+                    let version = self.write(&mut written, material, "best").await;
+                    version.map(|version| Command::Written { version, status: None })
                 }
                 Write::Final(frame) => self
                     .guarded(self.files.write_final_model(frame_bytes(&frame)))
@@ -92,6 +97,23 @@ impl Checkpointer {
             std::future::pending::<()>().await;
         }
         work.await
+    }
+
+    /// A version whose checkpoint is there already may have become something else since: paused,
+    /// measured, ended.
+    async fn write_latest(
+        &self,
+        written: &mut BTreeSet<Version>,
+        material: Material,
+    ) -> Result<Version, String> {
+        let version = material.version;
+        if !written.contains(&version) {
+            return self.write(written, material, "latest").await;
+        }
+        self.guarded(self.files.write_state(version, &material.state))
+            .await
+            .map(|()| version)
+            .map_err(|error| error.to_string())
     }
 
     async fn write(

@@ -237,7 +237,8 @@ impl Hive {
         };
         let (frame, optimiser, kept, durable) = match newest.checkpoint {
             Some(checkpoint) => {
-                let kept: KeptState = serde_json::from_value(checkpoint.state)
+                let later = files.read_state(checkpoint.version).await?;
+                let kept: KeptState = serde_json::from_value(later.unwrap_or(checkpoint.state))
                     .map_err(|error| wrong(format!("checkpoint: {error}")))?;
                 let optimiser =
                     decode(&checkpoint.optimiser).map_err(|error| wrong(error.to_string()))?;

@@ -38,7 +38,8 @@ pub(crate) enum Command {
     GiveBack { lease: LeaseId, failure: Option<String>, reply: Reply<()> },
     Change { action: RunAction, reply: Reply<()> },
     View { reply: oneshot::Sender<RunView> },
-    Written(Version),
+    /// A checkpoint is durable, and with it what the run was doing, if that is given.
+    Written { version: Version, status: Option<Status> },
     FinalWritten,
     Trouble(String),
     /// Write a last checkpoint and end.
@@ -135,6 +136,8 @@ pub(crate) struct Keeper {
     round_loss: (f64, f64),
     /// What was captured when the version under measurement was made.
     measured_material: Option<Material>,
+    /// What a crash would leave: this version, doing this.
+    saved: Option<(Version, Status)>,
     trouble: Option<String>,
     writing: bool,
     last_write: Millis,
@@ -190,6 +193,7 @@ impl Keeper {
             recent: Recent::default(),
             round_loss: (0.0, 0.0),
             measured_material: None,
+            saved: None,
             trouble: None,
             writing: false,
             last_write: 0,
@@ -293,8 +297,12 @@ impl Keeper {
             Command::View { reply } => {
                 let _ = reply.send(self.view(now));
             }
-            Command::Written(version) => {
+            Command::Written { version, status } => {
                 self.durable = self.durable.max(version);
+                if let Some(status) = status {
+                    self.saved = Some((version, status));
+                }
+                self.stirred = true;
                 self.trouble = None;
                 self.writing = false;
                 Counters::add(&self.counters.checkpoints, 1);
@@ -302,6 +310,7 @@ impl Keeper {
             }
             Command::FinalWritten => {
                 self.final_written = true;
+                self.stirred = true;
                 self.writing = false;
             }
             Command::Trouble(message) => {
@@ -342,7 +351,7 @@ impl Keeper {
             return None;
         }
         let nonce = random_nonce();
-        let answer = match self.run.lease(now, nonce, &waiter.request) {
+        let answer = match self.decide_lease(now, nonce, &waiter.request) {
             LeaseDecision::Granted(grant) => {
                 let lease = LeaseAnswer::Lease(self.lease_view(&grant));
                 if waiter.reply.send(Ok(lease)).is_err() {
@@ -365,6 +374,26 @@ impl Keeper {
         };
         let _ = waiter.reply.send(Ok(answer));
         None
+    }
+
+    /// A worker that is told of the end leaves for good. So nobody is told before the end would
+    /// survive a crash: a run that came back running would wait for workers that are gone.
+    fn decide_lease(&mut self, now: Millis, nonce: u128, request: &Request) -> LeaseDecision {
+        let decision = self.run.lease(now, nonce, request);
+        let ended = matches!(decision, LeaseDecision::Done | LeaseDecision::Stopped);
+        if ended && !(self.is_saved() && self.final_written) {
+            let reason = "the end of the run is being written";
+            return LeaseDecision::Wait { until: now + 100, reason };
+        }
+        decision
+    }
+
+    /// Whether a crash would lose nothing.
+    fn is_saved(&self) -> bool {
+        let saved = self.saved.as_ref();
+        saved.is_some_and(|(version, status)| {
+            *version == self.version() && status == self.run.status().0
+        })
     }
 
     /// What waits is small: of the shards that a request names only those of the run are kept.
@@ -643,13 +672,13 @@ impl Keeper {
         if !matches!(status, Status::Running | Status::Paused) {
             self.model.forget();
             self.round_loss = (0.0, 0.0);
-            let material = self.material();
-            let _ = self.writes.send(Write::Latest(material));
-            let _ = self.writes.send(Write::Final(self.model.current().clone()));
-            self.writing = true;
-            self.last_write = now;
         }
+        let material = self.material();
+        self.writing = self.writes.send(Write::Latest(material)).is_ok();
+        self.last_write = now;
         if state.is_final() {
+            self.final_written = false;
+            let _ = self.writes.send(Write::Final(self.model.current().clone()));
             let seconds = self.kept.seconds;
             tracing::info!(run = self.name, version = %self.version(),
                 "training elapsed time: {seconds:.1} s");
@@ -698,6 +727,7 @@ impl Keeper {
             version: self.version(),
             frame: self.model.current().clone(),
             optimiser: self.model.optimiser_state(),
+            status: self.run.status().0.clone(),
             state: serde_json::to_value(&self.kept).unwrap_or_default(),
         }
     }
@@ -707,7 +737,7 @@ impl Keeper {
         if self.writing || now.saturating_sub(self.last_write) < pause {
             return;
         }
-        if self.durable != self.version() {
+        if !self.is_saved() {
             let material = self.material();
             self.writing = self.writes.send(Write::Latest(material)).is_ok();
             self.last_write = now;
@@ -721,7 +751,7 @@ impl Keeper {
         for waiter in std::mem::take(&mut self.waiters) {
             let _ = waiter.reply.send(Err(ApiError::closing()));
         }
-        if self.durable != self.version() {
+        if !self.is_saved() {
             let material = self.material();
             let _ = self.writes.send(Write::Latest(material));
         }

@@ -58,6 +58,12 @@ impl Answer {
     }
 }
 
+impl AsRef<[u8]> for Answer {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 /// Parameters that a hive sent.
 pub struct Pulled {
     /// Which version.
@@ -264,12 +270,9 @@ impl Client {
     }
 
     /// Fetches a shard.
-    pub async fn shard(&self, run: &str, hash: &str) -> Result<Vec<u8>, ClientError> {
+    pub async fn shard(&self, run: &str, hash: &str) -> Result<impl AsRef<[u8]>, ClientError> {
         let path = format!("/v1/runs/{run}/shards/{hash}");
-        let answer = self.send(Call::new(Method::GET, &path)).await?;
-        let mut bytes: Vec<u8> = bytemuck::cast_slice(&answer.words).to_vec();
-        bytes.truncate(answer.length);
-        Ok(bytes)
+        self.send(Call::new(Method::GET, &path)).await
     }
 
     /// Pulls parameters: a version, or the newest.

@@ -41,14 +41,15 @@ impl ShardCache {
         }
         self.make_room(shard.bytes);
         let bytes = client.shard(run, &shard.hash).await?;
-        let found = shard_hash(&bytes);
+        let bytes = bytes.as_ref();
+        let found = shard_hash(bytes);
         if found != shard.hash {
             return Err(WorkerError::System(format!(
                 "shard {} arrived as {found}: the hive's store is damaged",
                 shard.hash
             )));
         }
-        let table = Arc::new(Table::from_shard(&bytes)?);
+        let table = Arc::new(Table::from_shard(bytes)?);
         if table.rows() as u64 != shard.samples {
             return Err(WorkerError::Data(DataError::Damaged {
                 path: shard.hash.clone(),

@@ -159,6 +159,10 @@ impl World {
     fn lapse(&mut self) {
         let now = self.now;
         self.known.retain(|_, it| now <= it.silent_after && now <= it.stuck_after);
+        // An evaluation that failed too often by that ends with all its leases.
+        let mut run = self.run.clone();
+        run.tick(now);
+        self.known.retain(|&id, it| it.trains || run.holder(id).is_some());
     }
 
     fn read_notices(&mut self) {
@@ -421,8 +425,9 @@ impl World {
         self.deliver(&message).ok();
     }
 
-    /// What the hive should answer, by the world's own notion of what is alive.
-    fn expected(&self, message: &Message) -> &'static str {
+    /// What the hive should answer, by the world's own notion of what is alive; `run` is the run
+    /// in which what is late has lapsed.
+    fn expected(&self, message: &Message, run: &Run) -> &'static str {
         let it = &message.contribution;
         if it.generation != self.run.generation() {
             return "other generation";
@@ -430,7 +435,8 @@ impl World {
         if self.accepted.contains(&(it.lease, it.sequence)) {
             return "repeat";
         }
-        if !self.trains() && !message.evaluates {
+        let trains = matches!(run.status().0, Status::Running | Status::Paused);
+        if !trains && !message.evaluates {
             return "not running";
         }
         let alive = self.known.get(&it.lease).filter(|known| known.trains != message.evaluates);
@@ -469,7 +475,7 @@ impl World {
         let contribution = message.contribution;
         let mut undisturbed = self.run.clone();
         undisturbed.tick(self.now);
-        let expected = self.expected(message);
+        let expected = self.expected(message, &undisturbed);
         let answer = if message.evaluates {
             let losses = message.samples.iter().map(|&(shard, index)| loss(shard, index));
             let loss_sum = (losses.sum::<u64>() * (contribution.base + 1)) as f64;

@@ -11,19 +11,19 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use skep_wire::RunView;
+use skep_wire::{RunView, Version};
 use skep_worker::{Client, ClientError, ClientSettings};
 
 /// How long anything may take before a test gives up. The machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The `skep` binary.
-pub fn skep() -> PathBuf {
+pub(crate) fn skep() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_skep"))
 }
 
 /// The example `unit_task`, which has the same command line.
-pub fn unit_task() -> PathBuf {
+pub(crate) fn unit_task() -> PathBuf {
     let path = skep().with_file_name("examples").join("unit_task");
     assert!(
         path.exists(),
@@ -35,10 +35,10 @@ pub fn unit_task() -> PathBuf {
 }
 
 /// Numbers for choosing whom to kill and when; not for anything that must be unpredictable.
-pub struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let seed = now.as_nanos() as u64 ^ u64::from(std::process::id());
         println!("dice: {seed}");
@@ -46,7 +46,7 @@ impl Dice {
     }
 
     /// A number below `end`.
-    pub fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut number = self.0;
         number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -58,7 +58,7 @@ impl Dice {
 /// A port that is free now. It lies below the range from which the system gives out ports of its
 /// own: a worker that tries to reach a hive that is down would otherwise, rarely, get that very
 /// port, reach itself and keep the hive from coming back.
-pub fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let mut dice = Dice::new();
     loop {
         let port = 10_000 + dice.below(20_000) as u16;
@@ -70,7 +70,7 @@ pub fn free_port() -> u16 {
 
 /// Asks until the answer is there.
 #[track_caller]
-pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(answer) = ask() {
@@ -82,14 +82,14 @@ pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
 }
 
 /// A process whose stderr is kept.
-pub struct Process {
+pub(crate) struct Process {
     child: Child,
     stderr: Arc<Mutex<Vec<String>>>,
     reader: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Process {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -107,43 +107,43 @@ impl Process {
         Self { child, stderr: lines, reader: Some(reader) }
     }
 
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn is_running(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("it is our child").is_none()
     }
 
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("it is our child")
     }
 
     /// Waits for the end; gives the exit code.
     #[track_caller]
-    pub fn code(&mut self) -> Option<i32> {
+    pub(crate) fn code(&mut self) -> Option<i32> {
         wait_for("a process to end", || self.ended()).code()
     }
 
     /// Sends a signal.
-    pub fn signal(&self, signal: i32) {
+    pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: a plain system call on the id of a child that was not waited for yet.
         unsafe { libc::kill(self.id().cast_signed(), signal) };
     }
 
     /// SIGKILL, and waits until it is gone.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
     /// What it wrote to stderr so far.
-    pub fn stderr(&self) -> String {
+    pub(crate) fn stderr(&self) -> String {
         self.stderr.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
     /// Everything it wrote to stderr; only for one that has ended and left no children.
-    pub fn last_words(&mut self) -> String {
+    pub(crate) fn last_words(&mut self) -> String {
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
@@ -158,16 +158,16 @@ impl Drop for Process {
 }
 
 /// How to start a hive, again and again, on the same store and port.
-pub struct HiveSetup {
-    pub program: PathBuf,
-    pub store: PathBuf,
-    pub port: u16,
-    pub arguments: Vec<String>,
+pub(crate) struct HiveSetup {
+    pub(crate) program: PathBuf,
+    pub(crate) store: PathBuf,
+    pub(crate) port: u16,
+    pub(crate) arguments: Vec<String>,
 }
 
 impl HiveSetup {
     /// A hive of a program on a store; `arguments` is one text with spaces in between.
-    pub fn new(program: &Path, store: &Path, arguments: &str) -> Self {
+    pub(crate) fn new(program: &Path, store: &Path, arguments: &str) -> Self {
         Self {
             program: program.to_owned(),
             store: store.to_owned(),
@@ -176,7 +176,7 @@ impl HiveSetup {
         }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
@@ -189,13 +189,13 @@ impl HiveSetup {
     }
 
     /// Starts it without waiting for anything.
-    pub fn launch(&self) -> Process {
+    pub(crate) fn launch(&self) -> Process {
         Process::start(&mut self.command())
     }
 
     /// Starts it and waits until it says where it is.
     #[track_caller]
-    pub fn start(&self) -> Process {
+    pub(crate) fn start(&self) -> Process {
         let mut process = self.launch();
         let announced = wait_for("the hive to announce itself", || {
             if process.stderr().contains(&format!("hive at {}", self.url())) {
@@ -208,25 +208,25 @@ impl HiveSetup {
     }
 
     /// A worker of the same program.
-    pub fn worker(&self, environment: &[(&str, &str)]) -> Process {
+    pub(crate) fn worker(&self, environment: &[(&str, &str)]) -> Process {
         let mut command = Command::new(&self.program);
         command.args(["worker", "--hive", &self.url()]).envs(environment.iter().copied());
         Process::start(&mut command)
     }
 
-    pub fn watch(&self) -> Watch {
+    pub(crate) fn watch(&self) -> Watch {
         Watch::new(&self.url())
     }
 }
 
 /// Looks at a hive from outside.
-pub struct Watch {
+pub(crate) struct Watch {
     runtime: tokio::runtime::Runtime,
-    pub client: Client,
+    pub(crate) client: Client,
 }
 
 impl Watch {
-    pub fn new(url: &str) -> Self {
+    pub(crate) fn new(url: &str) -> Self {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().expect("starts");
         let settings = ClientSettings {
@@ -237,7 +237,7 @@ impl Watch {
         Self { runtime, client: Client::new(settings).expect("a good address") }
     }
 
-    pub fn ask<T>(
+    pub(crate) fn ask<T>(
         &self,
         question: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
@@ -245,32 +245,129 @@ impl Watch {
     }
 
     #[track_caller]
-    pub fn run(&self, name: &str) -> RunView {
+    pub(crate) fn run(&self, name: &str) -> RunView {
         self.ask(self.client.run(name)).expect("the hive answers")
     }
 
     /// Waits until the run is as wanted.
     #[track_caller]
-    pub fn until(&self, name: &str, what: &str, wanted: impl Fn(&RunView) -> bool) -> RunView {
+    pub(crate) fn until(&self, name: &str, what: &str, wanted: impl Fn(&RunView) -> bool) -> RunView {
         wait_for(what, || Some(self.run(name)).filter(|view| wanted(view)))
     }
 
     /// Waits until the run has ended and its model is written.
     #[track_caller]
-    pub fn finished(&self, name: &str) -> RunView {
+    pub(crate) fn finished(&self, name: &str) -> RunView {
         self.until(name, "the run to end", |view| view.state.is_final() && view.model.is_some())
     }
 }
 
+/// What a process that was run to its end left.
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs a program to its end.
+pub(crate) fn run_to_end(command: &mut Command) -> Ended {
+    let output = command.stdin(Stdio::null()).output().expect("the program starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
+    Ended {
+        code: output.status.code(),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+/// The `skep` binary with these arguments, in one text with spaces in between.
+pub(crate) fn skep_command(arguments: &str) -> Command {
+    let mut command = Command::new(skep());
+    command.args(arguments.split_whitespace());
+    command
+}
+
+/// SIGKILL again and again, spread evenly over a run's progress, so that it is under fire from
+/// the first samples to the last however fast it goes.
+pub(crate) struct Fire {
+    pub(crate) kills: u64,
+    /// Every so manieth kill is of the hive.
+    pub(crate) hive_every: u64,
+    /// Samples of the whole run.
+    pub(crate) samples: u64,
+    /// For the workers.
+    pub(crate) environment: &'static [(&'static str, &'static str)],
+}
+
+impl Fire {
+    /// Gives the number of times that the hive was killed; all the others hit workers.
+    #[track_caller]
+    pub(crate) fn rage(
+        &self,
+        setup: &HiveSetup,
+        run: &str,
+        hive: &mut Process,
+        workers: &mut [Process],
+    ) -> u64 {
+        let mut dice = Dice::new();
+        let watch = setup.watch();
+        let mut hive_kills = 0;
+        for kill in 0..self.kills {
+            let due = self.samples * kill / (self.kills + self.kills / 40 + 1);
+            wait_for("progress", || {
+                for worker in workers.iter_mut() {
+                    if let Some(status) = worker.ended() {
+                        panic!("a worker left a run that is not done: {status}\n{}", worker.stderr());
+                    }
+                }
+                let view = watch.run(run);
+                assert!(!view.state.is_final(), "{:?} {}", view.state, view.reason);
+                (view.samples >= due).then_some(())
+            });
+            // Not always at the same point of the work.
+            std::thread::sleep(Duration::from_millis(dice.below(40)));
+            if kill % self.hive_every == self.hive_every - 1 {
+                hive.kill();
+                *hive = setup.start();
+                hive_kills += 1;
+            } else {
+                let victim = dice.below(workers.len() as u64) as usize;
+                workers[victim].kill();
+                workers[victim] = setup.worker(self.environment);
+            }
+        }
+        hive_kills
+    }
+}
+
+/// The manifests of a run's complete checkpoints, oldest first.
+pub(crate) fn manifests(store: &Path, run: &str) -> Vec<serde_json::Value> {
+    let Ok(folders) = std::fs::read_dir(store.join(format!("runs/{run}/checkpoints"))) else {
+        return Vec::new();
+    };
+    let mut paths: Vec<_> =
+        folders.flatten().map(|entry| entry.path().join("manifest.json")).collect();
+    paths.sort();
+    let texts = paths.iter().filter_map(|path| std::fs::read(path).ok());
+    texts.map(|text| serde_json::from_slice(&text).expect("a manifest is whole")).collect()
+}
+
+/// The version of the newest complete checkpoint.
+pub(crate) fn newest_version(store: &Path, run: &str) -> Option<Version> {
+    let newest = manifests(store, run).pop()?;
+    newest["version"].as_str().expect("a version").parse().ok()
+}
+
 /// The numbers of a tensor in a safetensors file.
-pub fn tensor(path: &Path, name: &str) -> Vec<f32> {
+pub(crate) fn tensor(path: &Path, name: &str) -> Vec<f32> {
     let loaded = skep_data::model_file::load(path).expect("a model file");
-    loaded[name].bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    loaded[name].bytes.chunks_exact(4).map(number).collect()
 }
 
 /// Checks that every coordinate of the unit task's model is exactly `expected`.
 #[track_caller]
-pub fn assert_exactly_once(store: &Path, run: &str, expected: f32) {
+pub(crate) fn assert_exactly_once(store: &Path, run: &str, expected: f32) {
     let x = tensor(&store.join(format!("runs/{run}/model.safetensors")), "x");
     let wrong: Vec<_> = x.iter().enumerate().filter(|(_, value)| **value != expected).collect();
     let (count, first) = (wrong.len(), &wrong[..wrong.len().min(8)]);
