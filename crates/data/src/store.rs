@@ -46,12 +46,17 @@ impl Store {
             None if text.is_empty() => return Err(refuse("give a folder".to_owned())),
             None => PathBuf::from(text),
         };
-        create_folder(&path).map_err(|error| DataError::of_io(&path.to_string_lossy(), error))?;
-        let folder = std::fs::canonicalize(&path)
-            .map_err(|error| DataError::of_io(&path.to_string_lossy(), error))?;
-        if !folder.is_dir() {
+        if path.exists() && !path.is_dir() {
             return Err(refuse("it is a file; give a folder".to_owned()));
         }
+        create_folder(&path).map_err(|error| {
+            match DataError::of_io(&path.to_string_lossy(), error) {
+                DataError::Store { source, .. } => refuse(format!("{source}; give a folder")),
+                other => other,
+            }
+        })?;
+        let folder = std::fs::canonicalize(&path)
+            .map_err(|error| DataError::of_io(&path.to_string_lossy(), error))?;
         let url = Url::from_directory_path(&folder)
             .map_err(|()| refuse("its path cannot be written as an address".to_owned()))?;
         let objects = LocalFileSystem::new_with_prefix(&folder)

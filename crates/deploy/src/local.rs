@@ -70,17 +70,26 @@ impl Fleet {
     }
 
     fn start_one(&self) -> Result<Worker, LocalError> {
-        let child = Command::new(&self.program)
+        let mut command = Command::new(&self.program);
+        command
             .args(&self.arguments)
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|source| LocalError::Start {
-                program: self.program.display().to_string(),
-                source,
-            })?;
+            .kill_on_drop(true);
+        // A fleet does not outlive whoever started it, however that ended.
+        // SAFETY: `prctl` is safe to call between fork and exec.
+        #[cfg(target_os = "linux")]
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(|source| LocalError::Start {
+            program: self.program.display().to_string(),
+            source,
+        })?;
         Ok(Worker { child: Some(child), started: Instant::now() })
     }
 }

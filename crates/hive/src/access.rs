@@ -85,8 +85,7 @@ impl Access {
 
     /// Takes a key back.
     pub async fn revoke(&self, store: &Store, id: &str) -> Result<(), ApiError> {
-        let known =
-            self.keys.read().unwrap_or_else(PoisonError::into_inner).contains_key(id);
+        let known = self.keys.read().unwrap_or_else(PoisonError::into_inner).contains_key(id);
         // The admin key is not the store's: who has the hive's key file decides on it.
         if !known || id == "admin" {
             return Err(ApiError::not_found(format!("there is no key `{id}`")));
@@ -145,12 +144,18 @@ impl Access {
         if enough && this_run {
             return Ok(());
         }
-        let message = if enough {
-            "the key is for another run".to_owned()
-        } else {
-            format!("the key's role is {:?}; this needs {role:?}", record.role)
+        let (message, hint) = match (&record.run, run) {
+            _ if !enough => {
+                (format!("the key's role is {:?}; this needs {role:?}", record.role), String::new())
+            }
+            (Some(own), None) => (
+                "the key is for one run, and this concerns all of them".to_owned(),
+                format!("name the run: --run {own}"),
+            ),
+            _ => ("the key is for another run".to_owned(), String::new()),
         };
-        Err(ApiError::new(ErrorCode::Forbidden, message, "use a key that allows it"))
+        let hint = if hint.is_empty() { "use a key that allows it".to_owned() } else { hint };
+        Err(ApiError::new(ErrorCode::Forbidden, message, hint))
     }
 
     /// The role that a route needs; none for probes. What is not listed needs an admin.

@@ -37,7 +37,9 @@ pub enum HiveError {
         source: std::io::Error,
     },
     /// Another hive claimed the store.
-    #[error("another hive (generation {newer}) has taken over the store; this one (generation {own}) stops")]
+    #[error(
+        "another hive (generation {newer}) has taken over the store; this one (generation {own}) stops"
+    )]
     Replaced {
         /// Its generation.
         newer: u64,

@@ -9,9 +9,7 @@ use serde_json::{Value, json};
 use skep_core::{LeaseTimes, Limit, Plan, Policy, PolicySettings, Run, RunSnapshot, Status};
 use skep_data::{DataError, RunFiles, Store, claim_generation, list_runs, put_shard};
 use skep_math::{OptimiserSettings, all_finite};
-use skep_wire::{
-    Encoding, ErrorCode, Frame, Layout, Manifest, RunSpec, ShardRef, Split, Version,
-};
+use skep_wire::{Encoding, ErrorCode, Frame, Layout, Manifest, RunSpec, ShardRef, Split, Version};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::budget::Budget;
@@ -203,8 +201,8 @@ impl Hive {
         if handle.commands.send(Command::Drop { reply }).is_ok() {
             let _ = tokio::time::timeout(Duration::from_secs(20), done).await;
         }
-        let files = RunFiles::new(self.store.clone(), name)
-            .map_err(|error| ApiError::internal(&error))?;
+        let files =
+            RunFiles::new(self.store.clone(), name).map_err(|error| ApiError::internal(&error))?;
         files.delete().await.map_err(|error| ApiError::internal(&error))
     }
 
@@ -215,7 +213,10 @@ impl Hive {
             if handle.commands.send(Command::Close { reply }).is_ok()
                 && tokio::time::timeout(Duration::from_secs(20), done).await.is_err()
             {
-                tracing::error!(run = handle.spec.name, "the last checkpoint was not written in time");
+                tracing::error!(
+                    run = handle.spec.name,
+                    "the last checkpoint was not written in time"
+                );
             }
         }
     }
@@ -232,9 +233,8 @@ impl Hive {
         let layout = Layout::of_version(&spec.schema, Encoding::F32)
             .map_err(|error| wrong(error.to_string()))?;
         let layout = Arc::new(layout);
-        let read = |bytes: &[u8]| {
-            Frame::read(&layout, bytes).map_err(|error| wrong(error.to_string()))
-        };
+        let read =
+            |bytes: &[u8]| Frame::read(&layout, bytes).map_err(|error| wrong(error.to_string()));
         let (frame, optimiser, kept, durable) = match newest.checkpoint {
             Some(checkpoint) => {
                 let later = files.read_state(checkpoint.version).await?;
@@ -347,10 +347,7 @@ fn provenance(spec: &RunSpec) -> Value {
 fn plan(spec: &RunSpec) -> Result<Plan, String> {
     let job = &spec.job;
     if job.run.exchange != "gradients" {
-        return Err(format!(
-            "run.exchange is `{}`; this hive knows `gradients`",
-            job.run.exchange
-        ));
+        return Err(format!("run.exchange is `{}`; this hive knows `gradients`", job.run.exchange));
     }
     let policy: PolicySettings = serde_json::from_value(Value::Object(job.policy.clone()))
         .map_err(|error| format!("policy: {error}"))?;
@@ -372,6 +369,12 @@ fn plan(spec: &RunSpec) -> Result<Plan, String> {
     };
     if job.stop.accuracy.is_some_and(|accuracy| !(0.0..=1.0).contains(&accuracy)) {
         return Err("stop.accuracy must be from 0 to 1".to_owned());
+    }
+    if job.stop.minutes.is_some_and(|minutes| !(minutes > 0.0)) {
+        return Err("stop.minutes must be more than 0".to_owned());
+    }
+    if job.stop.steps == Some(0) {
+        return Err("stop.steps must be 1 or more".to_owned());
     }
     let chunk = job.train.batch.checked_mul(job.train.every).unwrap_or(0);
     let samples = |split| spec.manifest.split(split).iter().map(|shard| shard.samples).collect();

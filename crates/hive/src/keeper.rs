@@ -31,22 +31,53 @@ type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 
 /// What a keeper can be asked.
 pub(crate) enum Command {
-    Lease { request: LeaseRequest, reply: Reply<LeaseAnswer> },
-    Contribute { envelope: Envelope, frame: Frame, spent: Spent, reply: Reply<Receipt> },
-    Evaluate { envelope: Envelope, counts: EvaluationCounts, reply: Reply<Receipt> },
-    Renew { lease: LeaseId, reply: Reply<f64> },
-    GiveBack { lease: LeaseId, failure: Option<String>, reply: Reply<()> },
-    Change { action: RunAction, reply: Reply<()> },
-    View { reply: oneshot::Sender<RunView> },
+    Lease {
+        request: LeaseRequest,
+        reply: Reply<LeaseAnswer>,
+    },
+    Contribute {
+        envelope: Envelope,
+        frame: Frame,
+        spent: Spent,
+        reply: Reply<Receipt>,
+    },
+    Evaluate {
+        envelope: Envelope,
+        counts: EvaluationCounts,
+        reply: Reply<Receipt>,
+    },
+    Renew {
+        lease: LeaseId,
+        reply: Reply<f64>,
+    },
+    GiveBack {
+        lease: LeaseId,
+        failure: Option<String>,
+        reply: Reply<()>,
+    },
+    Change {
+        action: RunAction,
+        reply: Reply<()>,
+    },
+    View {
+        reply: oneshot::Sender<RunView>,
+    },
     /// A checkpoint is durable, and with it what the run was doing, if that is given.
-    Written { version: Version, status: Option<Status> },
+    Written {
+        version: Version,
+        status: Option<Status>,
+    },
     FinalWritten,
     Trouble(String),
     /// Write a last checkpoint and end.
-    Close { reply: oneshot::Sender<()> },
+    Close {
+        reply: oneshot::Sender<()>,
+    },
     /// End without a checkpoint, and tell when nothing is being written any more: the run is
     /// being deleted.
-    Drop { reply: oneshot::Sender<()> },
+    Drop {
+        reply: oneshot::Sender<()>,
+    },
 }
 
 /// What a checkpoint keeps beside the numbers.
@@ -560,7 +591,13 @@ impl Keeper {
 
     /// The line that people know from older servers of this kind: every step at `debug`, one a
     /// second at `info`.
-    fn step_line(&mut self, now: Millis, worker: Option<&str>, version: Version, loss: Option<f64>) {
+    fn step_line(
+        &mut self,
+        now: Millis,
+        worker: Option<&str>,
+        version: Version,
+        loss: Option<f64>,
+    ) {
         let Some(worker) = worker else { return };
         let step = self.workers.get(worker).map_or(0, |record| record.contributions);
         let loss = loss.map_or(String::new(), |loss| format!(", loss {loss:.4}"));
@@ -660,7 +697,7 @@ impl Keeper {
                 });
             }
             Notice::EpochEnded(epoch) => {
-                tracing::info!(run = self.name, version = %self.version(), "epoch {epoch} is complete");
+                tracing::info!(run = self.name, version = %self.version(), "epoch {} is complete", epoch + 1);
             }
             Notice::Status(status) => self.status_changed(now, &status),
         }
@@ -668,7 +705,8 @@ impl Keeper {
 
     fn status_changed(&mut self, now: Millis, status: &Status) {
         let (state, reason) = self.state();
-        tracing::info!(run = self.name, version = %self.version(), "{state:?} {reason}");
+        let doing = if *status == Status::Measuring { "measuring the final version" } else { "" };
+        tracing::info!(run = self.name, version = %self.version(), "{state:?} {doing}{reason}");
         if !matches!(status, Status::Running | Status::Paused) {
             self.model.forget();
             self.round_loss = (0.0, 0.0);
@@ -702,10 +740,11 @@ impl Keeper {
             EvaluationSplit::Test => self.kept.test = Some(evaluated),
             EvaluationSplit::Validation => {
                 self.kept.validation = Some(evaluated);
-                let better = self.kept.best.is_none_or(|best| match (evaluated.accuracy, best.accuracy) {
-                    (Some(new), Some(old)) => new > old,
-                    _ => evaluated.loss < best.loss,
-                });
+                let better =
+                    self.kept.best.is_none_or(|best| match (evaluated.accuracy, best.accuracy) {
+                        (Some(new), Some(old)) => new > old,
+                        _ => evaluated.loss < best.loss,
+                    });
                 if better {
                     self.kept.best = Some(evaluated);
                     if let Some(material) = self.measured_material.take() {

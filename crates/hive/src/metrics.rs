@@ -74,9 +74,12 @@ pub(crate) fn page(generation: u64, runs: &[(RunView, &Counters)]) -> String {
         ("skep_version", "counter", "Number of the newest version.", |r| {
             Some(r.version.number as f64)
         }),
-        ("skep_durable_version", "gauge", "Number of the newest version that would survive a crash.", |r| {
-            Some(r.durable.number as f64)
-        }),
+        (
+            "skep_durable_version",
+            "gauge",
+            "Number of the newest version that would survive a crash.",
+            |r| Some(r.durable.number as f64),
+        ),
         ("skep_epoch", "gauge", "Epoch under way, from 0.", |r| Some(r.epoch as f64)),
         ("skep_samples_total", "counter", "Samples applied.", |r| Some(r.samples as f64)),
         ("skep_samples_per_second", "gauge", "Samples applied per second, lately.", |r| {

@@ -74,8 +74,8 @@ impl Model {
         settings
             .validate_groups(groups.iter().map(String::as_str))
             .map_err(|error| error.to_string())?;
-        let optimiser = Optimiser::new(settings, segments, total_steps)
-            .map_err(|error| error.to_string())?;
+        let optimiser =
+            Optimiser::new(settings, segments, total_steps).map_err(|error| error.to_string())?;
         Ok(Self {
             schema: schema.clone(),
             gradient_layout,

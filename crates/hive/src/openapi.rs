@@ -7,13 +7,32 @@ use crate::routes;
 
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "Skep hive", description = "A hive keeps versioned parameters; workers pull them and bring home gradients."),
+    info(
+        title = "Skep hive",
+        description = "A hive keeps versioned parameters; workers pull them and bring home gradients."
+    ),
     paths(
-        routes::list_runs, routes::create_run, routes::show_run, routes::change_run,
-        routes::delete_run, routes::get_parameters, routes::take_lease, routes::renew_lease,
-        routes::give_back_lease, routes::contribute, routes::get_shard, routes::put_shard,
-        routes::follow_events, routes::get_logs, routes::post_logs, routes::create_key,
-        routes::revoke_key, routes::healthz, routes::readyz, routes::metrics, routes::openapi,
+        routes::list_runs,
+        routes::create_run,
+        routes::show_run,
+        routes::change_run,
+        routes::delete_run,
+        routes::get_parameters,
+        routes::take_lease,
+        routes::renew_lease,
+        routes::give_back_lease,
+        routes::contribute,
+        routes::get_shard,
+        routes::put_shard,
+        routes::follow_events,
+        routes::get_logs,
+        routes::post_logs,
+        routes::create_key,
+        routes::revoke_key,
+        routes::healthz,
+        routes::readyz,
+        routes::metrics,
+        routes::openapi,
     ),
     components(schemas(skep_wire::RunSpec, skep_wire::EvaluationCounts))
 )]

@@ -28,9 +28,10 @@ fn needed(method: &str, path: &str) -> Option<&'static str> {
             Some("reader")
         }
         ("get", "/v1/runs/{run}/shards/{shard}") => Some("worker"),
-        ("post", "/v1/runs/{run}/leases" | "/v1/runs/{run}/contributions" | "/v1/runs/{run}/logs") => {
-            Some("worker")
-        }
+        (
+            "post",
+            "/v1/runs/{run}/leases" | "/v1/runs/{run}/contributions" | "/v1/runs/{run}/logs",
+        ) => Some("worker"),
         ("put" | "delete", "/v1/runs/{run}/leases/{lease}") => Some("worker"),
         ("post", "/v1/runs" | "/v1/keys") => Some("admin"),
         ("patch" | "delete", "/v1/runs/{run}") => Some("admin"),
@@ -125,7 +126,10 @@ async fn every_route_wants_the_right_key() {
         };
         for (own, run, key) in keys.iter().filter(allowed) {
             let status = call().key(key).head().await.status().as_u16();
-            assert!(![401, 403].contains(&status), "{method} {asked} as {own} of {run:?}: {status}");
+            assert!(
+                ![401, 403].contains(&status),
+                "{method} {asked} as {own} of {run:?}: {status}"
+            );
         }
     }
     // What is no route shows nothing either.
@@ -140,7 +144,12 @@ async fn the_name_of_a_run_cannot_be_disguised() {
     let hive = bees_and_wasps(with_keys()).await;
     let key = issue(&hive, json!({ "role": "worker", "run": "bees" })).await.key;
     hive.get("/v1/runs/bees").key(&key).ok().await;
-    for path in ["/v1/runs/wasp%73", "/v1/runs/bees%2f..%2fwasps", "/v1/runs//wasps", "/v1/runs/bees/../wasps"] {
+    for path in [
+        "/v1/runs/wasp%73",
+        "/v1/runs/bees%2f..%2fwasps",
+        "/v1/runs//wasps",
+        "/v1/runs/bees/../wasps",
+    ] {
         let status = hive.get(path).key(&key).send().await.status;
         assert!([403, 404].contains(&status), "{path}: {status}");
     }
@@ -154,9 +163,8 @@ async fn a_revoked_key_is_refused_now_and_after_a_restart() {
     let kept = issue(&hive, json!({ "role": "reader" })).await;
     let taken = issue(&hive, json!({ "role": "reader" })).await;
     hive.get("/v1/runs").key(&taken.key).ok().await;
-    let revoke = |hive: &TestHive, id: &str| {
-        hive.call(Method::DELETE, &format!("/v1/keys/{id}")).key(ADMIN)
-    };
+    let revoke =
+        |hive: &TestHive, id: &str| hive.call(Method::DELETE, &format!("/v1/keys/{id}")).key(ADMIN);
     revoke(&hive, &taken.id).ok().await;
     hive.get("/v1/runs").key(&taken.key).refused(ErrorCode::Unauthorised).await;
     revoke(&hive, &taken.id).refused(ErrorCode::NotFound).await;
@@ -299,7 +307,8 @@ fn a_private_key_is_for_its_owner_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let names = ["localhost".to_owned()];
     let made = skep_hive::TlsIdentity::auto(folder.path(), &names).expect("makes one");
-    let mode = std::fs::metadata(folder.path().join("hive.key")).expect("a key").permissions().mode();
+    let mode =
+        std::fs::metadata(folder.path().join("hive.key")).expect("a key").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let again = skep_hive::TlsIdentity::auto(folder.path(), &names).expect("finds it");
     assert_eq!(made.fingerprint(), again.fingerprint());
@@ -322,7 +331,8 @@ fn the_document_is_sound() {
             let id = operation["operationId"].as_str().expect("an id");
             assert!(ids.insert(id.to_owned()), "{id} is there twice");
             let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
-            for name in path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}')) {
+            for name in path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+            {
                 let found = parameters.iter().any(|one| one["name"] == name && one["in"] == "path");
                 assert!(found, "{method} {path} does not describe {name}");
             }

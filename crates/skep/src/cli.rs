@@ -65,9 +65,14 @@ fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
         _ => "error",
     };
     logging::start(&cli.log, usual)?;
+    if !matches!(cli.command, Command::Hive(_) | Command::Worker(_) | Command::Train(_)) {
+        // A command that only prints ends quietly when nobody reads on, as with `| head`.
+        // SAFETY: the default action of a signal needs no handler to be sound.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
     match cli.command {
         Command::Train(flags) => train::train(*flags, &tasks),
-        Command::Hive(flags) => hive::hive(*flags, &tasks),
+        Command::Hive(flags) => hive::hive(*flags, &tasks, cli.log.log_format),
         Command::Worker(flags) => worker::worker(flags, tasks),
         Command::Run(flags) => run::run(flags, &tasks),
         Command::Status(flags) => status::status(&flags),

@@ -14,16 +14,22 @@ use crate::failure::Failure;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ConnectFlags {
     /// The hive's address
-    #[arg(long, env = "SKEP_HIVE", value_name = "URL", default_value = "http://127.0.0.1:29500")]
+    #[arg(
+        long,
+        global = true,
+        env = "SKEP_HIVE",
+        value_name = "URL",
+        default_value = "http://127.0.0.1:29500"
+    )]
     pub(crate) hive: String,
     /// A file with the key; the variable SKEP_KEY holds the key itself
-    #[arg(long, env = "SKEP_KEY_FILE", value_name = "FILE")]
+    #[arg(long, global = true, env = "SKEP_KEY_FILE", value_name = "FILE")]
     pub(crate) key_file: Option<PathBuf>,
     /// The hash of the hive's certificate, to trust that one alone (`skep hive --tls auto` prints it)
-    #[arg(long, env = "SKEP_PIN", value_name = "SHA256")]
+    #[arg(long, global = true, env = "SKEP_PIN", value_name = "SHA256")]
     pub(crate) pin: Option<String>,
     /// A file of certificate authorities to trust instead of the public ones
-    #[arg(long, env = "SKEP_CA", value_name = "FILE")]
+    #[arg(long, global = true, env = "SKEP_CA", value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
 }
 

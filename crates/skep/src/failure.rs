@@ -105,7 +105,11 @@ impl From<ClientError> for Failure {
             ClientError::Refused(body) => {
                 Self { code: code_of(body.code), message: body.message, hint: body.hint }
             }
-            error @ ClientError::Unreachable { .. } => Self::fault(error.to_string())
+            ClientError::Unreachable { ref reason, .. } if reason.starts_with("TLS") => {
+                Self::fault(error.to_string())
+                    .hint("give the hive's fingerprint with --pin, or its authority with --ca")
+            }
+            ClientError::Unreachable { .. } => Self::fault(error.to_string())
                 .hint("start one with `skep hive`, or give its address with --hive or SKEP_HIVE"),
             other => Self::fault(other.to_string()),
         }

@@ -88,8 +88,17 @@ pub(crate) fn read(
     if !is_file {
         settings["run"]["name"] = Value::Null;
     }
-    merge(&mut settings, Value::Object(file));
+    let file = Value::Object(file);
     let overrides = flag_settings(flags)?;
+    let given = |path: &str| overrides.pointer(path).or_else(|| file.pointer(path));
+    // A task's own schedule is made for runs whose length is known.
+    if given("/run/steps") == Some(&json!(0))
+        && given("/optimiser/schedule").is_none()
+        && let Some(optimiser) = settings["optimiser"].as_object_mut()
+    {
+        optimiser.remove("schedule");
+    }
+    merge(&mut settings, file);
     merge(&mut settings, overrides);
     settings["model"]["kind"] = json!(task.name());
     let job: Job = serde_json::from_value(settings).map_err(|error| {
@@ -168,7 +177,11 @@ fn flag_settings(flags: &JobFlags) -> Result<Value, Failure> {
             settings[table][name] = value;
         }
     };
-    put("data", "source", flags.data.clone().map(Value::from));
+    // A folder that is called like a built-in set is a folder.
+    let data = flags.data.clone().map(|data| {
+        if Path::new(&data).is_dir() && !data.contains('/') { format!("./{data}") } else { data }
+    });
+    put("data", "source", data.map(Value::from));
     put("run", "epochs", flags.epochs.map(Value::from));
     put("run", "steps", flags.steps.map(Value::from));
     put("run", "seed", flags.seed.map(Value::from));
@@ -254,6 +267,19 @@ mod tests {
         assert_eq!(job.optimiser["kind"], "adam");
         assert!(job.optimiser.get("momentum").is_none(), "sgd's settings are gone with sgd");
         assert_eq!(Value::Object(job.policy), json!({"kind": "sync", "slots": 4, "backup": 1}));
+    }
+
+    #[test]
+    fn a_run_without_end_has_no_schedule_unless_it_is_given_one() {
+        let endless = |settings: &[&str]| {
+            let settings = settings.iter().map(|&text| text.to_owned()).collect();
+            job("mnist", JobFlags { steps: Some(0), settings, ..JobFlags::default() })
+                .expect("a good job")
+                .optimiser
+        };
+        assert!(endless(&[]).get("schedule").is_none());
+        let given = endless(&["optimiser.schedule.steps=9"]);
+        assert_eq!(given["schedule"], json!({"kind": "cosine", "steps": 9}));
     }
 
     #[test]

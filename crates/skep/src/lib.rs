@@ -23,6 +23,7 @@ mod logging;
 mod prepare;
 mod progress;
 mod signals;
+mod store_lock;
 
 pub use burn;
 pub use skep_data::{Column, DataError, Dataset, Table, mnist};

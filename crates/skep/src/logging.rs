@@ -29,8 +29,7 @@ pub(crate) fn start(flags: &LogFlags, usual: &str) -> Result<(), crate::failure:
         crate::failure::Failure::mistake(format!("--log `{filter}`: {error}"))
             .hint("levels are error, warn, info, debug and trace")
     })?;
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match flags.log_format {
         LogFormat::Json => builder.json().flatten_event(true).init(),
         LogFormat::Text => {

@@ -21,10 +21,8 @@ pub(crate) struct PreparedRun {
 pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, Failure> {
     let TaskJob { task, job, .. } = task_job;
     let dataset = task.dataset(&job.data.source)?;
-    let data = dataset.prepare(&PrepareSettings {
-        shards: job.data.shards,
-        validation: job.data.validation,
-    })?;
+    let data = dataset
+        .prepare(&PrepareSettings { shards: job.data.shards, validation: job.data.validation })?;
     let mut compute = task.compute(job)?;
     let mut version0 = compute.initial(job.run.seed)?;
     if let Some(path) = &job.model.init {

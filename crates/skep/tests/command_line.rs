@@ -50,7 +50,28 @@ fn train(place: &Path, flags: &str) -> Value {
 fn help_says_what_there_is() {
     let ended = run_to_end(&mut skep_command("--help"));
     assert_eq!(ended.code, Some(0));
-    insta::assert_snapshot!(ended.stdout, @"");
+    insta::assert_snapshot!(ended.stdout, @r"
+    Train a model on machines that come and go
+
+    Usage: skep [OPTIONS] <COMMAND>
+
+    Commands:
+      train   Train here and now: a hive and one worker per core start by themselves
+      hive    Keep the parameters: the server that workers come to
+      worker  Work for a hive until its run is done
+      run     Create, list, show, pause, resume, finish, stop or delete runs of a hive
+      status  Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
+      logs    Show what a run's workers said
+      key     Make, issue and revoke keys
+      help    Print this message or the help of the given subcommand(s)
+
+    Options:
+          --log <LEVEL>        What to log: error, warn, info, debug, or a filter such as
+                               `info,skep_hive=debug` [env: SKEP_LOG=]
+          --log-format <FORM>  How to log [default: text] [possible values: text, json]
+      -h, --help               Print help
+      -V, --version            Print version
+    ");
     assert_eq!(run_to_end(&mut skep_command("--version")).code, Some(0));
 }
 
@@ -151,8 +172,7 @@ fn files_to_start_from_that_cannot_be_are_refused() {
     std::fs::write(place.path().join("job.toml"), "[run]\n").expect("writes");
     mistake_in(place.path(), "train mnist --init nowhere.safetensors", 2, &["nowhere.safetensors"]);
     mistake_in(place.path(), "train mnist --init job.toml", 2, &["job.toml", "safetensors"]);
-    let view = train(place.path(), "--steps 1 --name small");
-    assert_eq!(view["version"], "1.1");
+    train(place.path(), "--steps 1 --name small");
     let other = place.path().join("skep-runs/shards");
     let shard = std::fs::read_dir(other).expect("shards").flatten().next().expect("a shard").path();
     let init = format!("train mnist --init {}", shard.display());
@@ -212,6 +232,17 @@ fn runs_end_when_they_are_told_to() {
     assert_eq!((&seven["run"], &seven["version"]), (&"seven".into(), &"2.7".into()));
     let short = train(place.path(), "--epochs 1000 --minutes 0.03");
     assert!(short["seconds"].as_f64().expect("a time") < 60.0, "{short}");
+}
+
+#[test]
+fn a_run_that_diverges_ends_and_says_so() {
+    let place = folder();
+    let mut command = skep_command("train mnist --json --epochs 1 --rate 1e30 --set data.shards=1");
+    let ended = run_to_end(command.current_dir(place.path()));
+    let view = result(&ended);
+    assert_eq!((&view["state"], &view["accuracy"]), (&"done_with_gaps".into(), &Value::Null));
+    assert!(ended.stderr.contains("skipped: positions"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the loss is NaN"), "{}", ended.stderr);
 }
 
 /// `skep` against a hive.

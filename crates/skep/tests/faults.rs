@@ -30,14 +30,18 @@ fn train_mnist(flags: &str) -> (serde_json::Value, Vec<u8>) {
 
 /// MNIST learns under fire what it learns in peace.
 ///
-/// The band: the standard error of an accuracy of 97 % on 2,000 test images is 0.4 %, and runs of
-/// different seeds differ by about as much; 1.5 % from the mean of two is more than three of that.
+/// The band: the standard error of an accuracy of 98 % on 2,000 test images is 0.3 %, and runs of
+/// different seeds differ by about as much again, so that the difference to the mean of two has a
+/// standard error of about 0.5 %; 1.5 % is three of that. As many workers as in peace, and a low
+/// rate: on a busy machine gradients are stale, and at the usual rate that alone moves a run in
+/// peace by 2 %, which would hide what is looked for here.
 #[test]
 fn mnist_under_fire_is_as_accurate_as_in_peace() {
-    const EPOCHS: u64 = 3;
+    const EPOCHS: u64 = 6;
     let peace: Vec<f64> = (1..=2)
         .map(|seed| {
-            let (result, _) = train_mnist(&format!("--epochs {EPOCHS} --seed {seed} --workers 2"));
+            let flags = format!("--epochs {EPOCHS} --rate 0.01 --seed {seed} --workers 2");
+            let (result, _) = train_mnist(&flags);
             result["accuracy"].as_f64().expect("an accuracy")
         })
         .collect();
@@ -46,12 +50,12 @@ fn mnist_under_fire_is_as_accurate_as_in_peace() {
         &skep(),
         store.path(),
         &format!(
-            "mnist --name fire --epochs {EPOCHS} --set checkpoint.seconds=0.2 \
+            "mnist --name fire --epochs {EPOCHS} --rate 0.01 --seed 3 --set checkpoint.seconds=0.2 \
              --set lease.seconds=2"
         ),
     );
     let mut hive = setup.start();
-    let mut workers: Vec<Process> = (0..3).map(|_| setup.worker(&[])).collect();
+    let mut workers: Vec<Process> = (0..2).map(|_| setup.worker(&[])).collect();
     let samples = setup.watch().run("fire").epoch_positions * EPOCHS;
     let fire = Fire { kills: 45, hive_every: 8, samples, environment: &[] };
     let hive_kills = fire.rage(&setup, "fire", &mut hive, &mut workers);
@@ -62,7 +66,7 @@ fn mnist_under_fire_is_as_accurate_as_in_peace() {
     assert!(view.skipped.is_empty(), "{:?}", view.skipped);
     let mean = peace.iter().sum::<f64>() / peace.len() as f64;
     assert!((accuracy - mean).abs() < 0.015, "{accuracy} is not near {peace:?}");
-    assert!(accuracy >= 0.96, "{accuracy}");
+    assert!(accuracy >= 0.965, "{accuracy}");
 }
 
 /// Without backup leases a slot that was not given back could only come free by lapsing, which
@@ -172,11 +176,8 @@ fn a_killed_hive_loses_seconds_of_work_at_most() {
     let watch = setup.watch();
     let _workers = [(); 2].map(|()| setup.worker(&[("UNIT_SLEEP_MS", "20")]));
     let start = Instant::now();
-    let mut former = 0;
-    wait_for("20 seconds of updates", || {
-        (start.elapsed() > Duration::from_secs(20)).then_some(())
-    });
-    former = former.max(watch.run("young").version.number);
+    wait_for("20 seconds of updates", || (start.elapsed() > Duration::from_secs(20)).then_some(()));
+    let former = watch.run("young").version.number;
     hive.kill();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64;
     let newest = manifests(store.path(), "young").pop().expect("a checkpoint");

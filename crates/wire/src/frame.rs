@@ -232,7 +232,8 @@ impl<'bytes> FrameView<'bytes> {
                 limit: MAX_HEADER_BYTES as u64,
             });
         }
-        let refuse = |error: safetensors::SafeTensorError| WireError::Safetensors(error.to_string());
+        let refuse =
+            |error: safetensors::SafeTensorError| WireError::Safetensors(error.to_string());
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(refuse)?;
         let tensors = SafeTensors::deserialize(bytes).map_err(refuse)?;
         Ok(Self { tensors, metadata: metadata.metadata().clone().unwrap_or_default() })
@@ -258,7 +259,8 @@ mod tests {
         let mut frame = Frame::zeros(layout(Dtype::F32));
         frame.floats_mut().copy_from_slice(&[1.0, -2.5, 3.0, 0.25]);
         let words = bytemuck::pod_collect_to_vec(frame.as_bytes());
-        let again = Frame::adopt(frame.layout(), words, frame.as_bytes().len()).expect("own header");
+        let again =
+            Frame::adopt(frame.layout(), words, frame.as_bytes().len()).expect("own header");
         assert_eq!(again.floats(), frame.floats());
 
         let narrow = frame.convert(&layout(Dtype::BF16)).expect("converts");
@@ -276,7 +278,8 @@ mod tests {
         let other = Frame::zeros(Arc::new(other.expect("a good layout")));
         let error = Frame::read(&layout(Dtype::F32), other.as_bytes()).expect_err("differs");
         let text = error.to_string();
-        for part in ["`w` has shape [4], not [2, 2]", "`n` is missing", "`extra` is not the run's"] {
+        for part in ["`w` has shape [4], not [2, 2]", "`n` is missing", "`extra` is not the run's"]
+        {
             assert!(text.contains(part), "{text}");
         }
     }

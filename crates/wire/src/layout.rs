@@ -73,18 +73,17 @@ impl Layout {
             places.push(TensorPlace { name, dtype, shape, bytes: offset..end });
             offset = end;
         }
-        let metadata = Metadata::new(metadata, infos)
-            .map_err(|error| WireError::Schema(error.to_string()))?;
-        let mut json = serde_json::to_vec(&metadata)
-            .map_err(|error| WireError::Schema(error.to_string()))?;
+        let metadata =
+            Metadata::new(metadata, infos).map_err(|error| WireError::Schema(error.to_string()))?;
+        let mut json =
+            serde_json::to_vec(&metadata).map_err(|error| WireError::Schema(error.to_string()))?;
         json.resize(json.len().next_multiple_of(8), b' ');
         let mut prefix = (json.len() as u64).to_le_bytes().to_vec();
         prefix.append(&mut json);
         if prefix.len().checked_add(offset).is_none() {
             return Err(WireError::Schema("the tensors are too large together".to_owned()));
         }
-        let index =
-            places.iter().enumerate().map(|(at, place)| (place.name.clone(), at)).collect();
+        let index = places.iter().enumerate().map(|(at, place)| (place.name.clone(), at)).collect();
         Ok(Self { prefix, places, index, data_bytes: offset, floats: floats.unwrap_or(0..0) })
     }
 
@@ -168,10 +167,9 @@ mod tests {
             ("a.bias", Dtype::F32, vec![5]),
             ("flags", Dtype::U8, vec![3]),
         ];
-        let layout = Layout::new(
-            tensors.iter().map(|(n, d, s)| ((*n).to_owned(), *d, s.clone())).collect(),
-        )
-        .expect("a good layout");
+        let layout =
+            Layout::new(tensors.iter().map(|(n, d, s)| ((*n).to_owned(), *d, s.clone())).collect())
+                .expect("a good layout");
         let data = vec![0u8; 64];
         let views = tensors.iter().map(|(name, dtype, shape)| {
             let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;

@@ -20,8 +20,8 @@ pub use envelope::{ContributionKind, Encoding, Envelope, Outcome, Receipt, heade
 pub use error::{ErrorBody, ErrorCode, WireError};
 pub use frame::{Frame, FrameView};
 pub use job::{
-    CheckpointJob, DataJob, EvaluationJob, Job, LeaseJob, ModelJob, RunJob, StopJob,
-    TrainJob, WorkersJob,
+    CheckpointJob, DataJob, EvaluationJob, Job, LeaseJob, ModelJob, RunJob, StopJob, TrainJob,
+    WorkersJob,
 };
 pub use layout::{Layout, TensorPlace};
 pub use lease_id::LeaseId;

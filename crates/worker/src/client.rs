@@ -115,8 +115,7 @@ impl<'call> Call<'call> {
         let json = serde_json::to_vec(message)
             .map_err(|error| ClientError::Settings(error.to_string()))?;
         self.body = Bytes::from(json);
-        self.headers
-            .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Ok(self)
     }
 }
@@ -135,10 +134,8 @@ impl Client {
 
     /// One attempt.
     async fn once(&self, call: &Call<'_>) -> Result<Answer, ClientError> {
-        let unreachable = |reason: String| ClientError::Unreachable {
-            url: self.settings.url.clone(),
-            reason,
-        };
+        let unreachable =
+            |reason: String| ClientError::Unreachable { url: self.settings.url.clone(), reason };
         let idle = {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             idle.retain(Connection::is_usable);
@@ -174,11 +171,15 @@ impl Client {
                 if end > words.len() * 8 {
                     words.resize(end.div_ceil(8).max(words.len() * 2), 0);
                 }
-                bytemuck::cast_slice_mut::<u64, u8>(&mut words)[length..end]
-                    .copy_from_slice(&data);
+                bytemuck::cast_slice_mut::<u64, u8>(&mut words)[length..end].copy_from_slice(&data);
                 length = end;
             }
-            Ok::<_, ClientError>(Answer { status: parts.status, headers: parts.headers, words, length })
+            Ok::<_, ClientError>(Answer {
+                status: parts.status,
+                headers: parts.headers,
+                words,
+                length,
+            })
         };
         let answer = tokio::time::timeout(call.deadline, exchange)
             .await

@@ -74,7 +74,9 @@ pub enum WorkerError {
         known: String,
     },
     /// The run's tensors are not those of the model.
-    #[error("run `{run}` has other tensors than this program's `{kind}`; use the version of Skep that made it")]
+    #[error(
+        "run `{run}` has other tensors than this program's `{kind}`; use the version of Skep that made it"
+    )]
     OtherSchema {
         /// The run.
         run: String,

@@ -97,8 +97,7 @@ async fn choose_run(
     }
     loop {
         let runs = client.runs().await?;
-        let open =
-            runs.iter().find(|run| !run.state.is_final() && !worked.contains(&run.name));
+        let open = runs.iter().find(|run| !run.state.is_final() && !worked.contains(&run.name));
         if let Some(run) = open {
             return Ok(Some(client.run(&run.name).await?));
         }
@@ -289,6 +288,7 @@ impl<'session> Session<'session> {
         match &error {
             WorkerError::Client(ClientError::Stopped) => {
                 let _ = self.client.give_back(&self.run, lease.id, None).await;
+                self.say("info", "called off; the lease is given back").await;
                 Err(error)
             }
             WorkerError::Client(refused) => match refused.code() {
@@ -312,8 +312,13 @@ impl<'session> Session<'session> {
     }
 
     async fn fail(&self, lease: &LeaseView, reason: &str) -> Result<(), WorkerError> {
-        tracing::warn!(run = self.run, worker = self.name, "positions {}..{}: {reason}",
-            lease.first, lease.first + lease.count);
+        tracing::warn!(
+            run = self.run,
+            worker = self.name,
+            "positions {}..{}: {reason}",
+            lease.first,
+            lease.first + lease.count
+        );
         self.say("warn", reason).await;
         let _ = self.client.give_back(&self.run, lease.id, Some(reason.to_owned())).await;
         Ok(())
@@ -361,10 +366,13 @@ impl<'session> Session<'session> {
             offset = until;
         }
         self.busy += start.elapsed();
+        if !counts.loss_sum.is_finite() {
+            return self.fail(lease, &format!("the loss is {}", counts.loss_sum)).await;
+        }
         let envelope = self.envelope(lease, 0, lease.first, lease.count);
         let envelope = Envelope { kind: ContributionKind::Evaluation, ..envelope };
-        let body = serde_json::to_vec(&counts)
-            .map_err(|error| WorkerError::System(error.to_string()))?;
+        let body =
+            serde_json::to_vec(&counts).map_err(|error| WorkerError::System(error.to_string()))?;
         if self.encoding != Encoding::F32 {
             // Training goes on from parameters of the run's encoding.
             self.loaded = None;
@@ -394,7 +402,10 @@ impl<'session> Session<'session> {
     async fn shard(&mut self, lease: &LeaseView) -> Result<Arc<Table>, WorkerError> {
         let shards = self.view.manifest.split(lease.split);
         let shard = shards.get(lease.shard as usize).ok_or_else(|| {
-            ClientError::Answer(format!("the lease names shard {}, which is not there", lease.shard))
+            ClientError::Answer(format!(
+                "the lease names shard {}, which is not there",
+                lease.shard
+            ))
         })?;
         let start = Instant::now();
         let table = self.shards.get(self.client, &self.run, shard).await?;

@@ -12,7 +12,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
 use serde_json::json;
-use skep::{Burn, BurnTask, Column, Dataset, Dtype, EvaluationCounts, Job, LearnError, Table, classify};
+use skep::{
+    Burn, BurnTask, Column, Dataset, Dtype, EvaluationCounts, Job, LearnError, Table, classify,
+};
 
 #[derive(Module, Debug)]
 struct Network {
@@ -82,11 +84,21 @@ impl BurnTask for Spirals {
             output: LinearConfig::new(64, 3).init(device),
         }
     }
-    fn loss(&self, model: &Network, batch: &Table, device: &Device) -> Result<Tensor<1>, LearnError> {
+    fn loss(
+        &self,
+        model: &Network,
+        batch: &Table,
+        device: &Device,
+    ) -> Result<Tensor<1>, LearnError> {
         let labels = classify::labels(classify::column(batch, "label")?, 3, device)?;
         Ok(classify::cross_entropy(logits(model, batch, device)?, labels))
     }
-    fn evaluate(&self, model: &Network, batch: &Table, device: &Device) -> Result<EvaluationCounts, LearnError> {
+    fn evaluate(
+        &self,
+        model: &Network,
+        batch: &Table,
+        device: &Device,
+    ) -> Result<EvaluationCounts, LearnError> {
         let labels = classify::labels(classify::column(batch, "label")?, 3, device)?;
         Ok(classify::counts(logits(model, batch, device)?, labels))
     }

@@ -79,10 +79,9 @@ fn answer(
         StatusCode::NOT_MODIFIED.into_response()
     } else {
         let mut response = parameters_body(handle, snapshot, encoding)?.into_response();
-        response.headers_mut().insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/vnd.safetensors"),
-        );
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.safetensors"));
         response
     };
     response.headers_mut().insert(header::ETAG, tag);

@@ -47,16 +47,14 @@ pub(crate) async fn get_shard(
             Counters::add(&handle.counters.bytes_out, bytes.len() as u64);
             let mut response = (StatusCode::PARTIAL_CONTENT, Body::from(bytes)).into_response();
             let text = format!("bytes {}-{}/{}", range.start, range.end - 1, known.bytes);
-            let value =
-                HeaderValue::try_from(text).map_err(|error| ApiError::internal(&error))?;
+            let value = HeaderValue::try_from(text).map_err(|error| ApiError::internal(&error))?;
             response.headers_mut().insert(header::CONTENT_RANGE, value);
             response
         }
     };
     let headers = response.headers_mut();
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    headers
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.safetensors"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.safetensors"));
     Ok(response)
 }
 

@@ -88,7 +88,5 @@ fn sse<T: Serialize>(items: impl Stream<Item = T> + Send + 'static) -> Response 
         let event = SentEvent::default().json_data(item).unwrap_or_default();
         Ok::<_, Infallible>(event)
     });
-    Sse::new(events)
-        .keep_alive(KeepAlive::new().interval(Duration::from_secs(10)))
-        .into_response()
+    Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(10))).into_response()
 }

@@ -1,7 +1,6 @@
 //! A real hive on a folder of its own behind a real socket, and clients by hand.
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,18 +27,18 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// The admin key of hives that have keys.
-pub const ADMIN: &str = "skep_admin_of_the_tests_0123456789";
+pub(crate) const ADMIN: &str = "skep_admin_of_the_tests_0123456789";
 
 /// The longest that anything here may take. Reached only when something is broken.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a hive of a test is set up.
 #[derive(Clone)]
-pub struct Settings {
-    pub byte_budget: usize,
-    pub deadlines: Deadlines,
-    pub keys: bool,
-    pub tls: bool,
+pub(crate) struct Settings {
+    pub(crate) byte_budget: usize,
+    pub(crate) deadlines: Deadlines,
+    pub(crate) keys: bool,
+    pub(crate) tls: bool,
 }
 
 impl Default for Settings {
@@ -51,23 +50,23 @@ impl Default for Settings {
 }
 
 /// A hive that serves.
-pub struct TestHive {
-    pub hive: Arc<Hive>,
-    pub address: SocketAddr,
-    pub folder: TempDir,
-    pub fingerprint: Option<String>,
+pub(crate) struct TestHive {
+    pub(crate) hive: Arc<Hive>,
+    pub(crate) address: SocketAddr,
+    pub(crate) folder: TempDir,
+    pub(crate) fingerprint: Option<String>,
     settings: Settings,
     down: watch::Sender<bool>,
     server: JoinHandle<Result<(), HiveError>>,
 }
 
 impl TestHive {
-    pub async fn start(settings: Settings) -> Self {
+    pub(crate) async fn start(settings: Settings) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         Self::start_in(folder, settings).await
     }
 
-    pub async fn open() -> Self {
+    pub(crate) async fn open() -> Self {
         Self::start(Settings::default()).await
     }
 
@@ -82,9 +81,9 @@ impl TestHive {
             Access::open()
         };
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let tls = settings.tls.then(|| {
-            TlsIdentity::auto(&folder.path().join("tls"), &names).expect("a certificate")
-        });
+        let tls = settings
+            .tls
+            .then(|| TlsIdentity::auto(&folder.path().join("tls"), &names).expect("a certificate"));
         let fingerprint = tls.as_ref().map(TlsIdentity::fingerprint);
         let Settings { byte_budget, deadlines, .. } = settings;
         let hive = Hive::open(HiveSettings { store, access, byte_budget, deadlines });
@@ -96,14 +95,14 @@ impl TestHive {
     }
 
     /// Ends as on SIGTERM, and starts again on the same store.
-    pub async fn restart(self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
         self.hive.close().await;
         self.down.send_replace(true);
         self.server.await.expect("no panic").expect("a good end");
         Self::start_in(self.folder, self.settings).await
     }
 
-    pub fn call(&self, method: Method, path: &str) -> Call {
+    pub(crate) fn call(&self, method: Method, path: &str) -> Call {
         Call {
             address: self.address,
             method,
@@ -113,23 +112,29 @@ impl TestHive {
         }
     }
 
-    pub fn get(&self, path: &str) -> Call {
+    pub(crate) fn get(&self, path: &str) -> Call {
         self.call(Method::GET, path)
     }
 
-    pub fn post(&self, path: &str) -> Call {
+    pub(crate) fn post(&self, path: &str) -> Call {
         self.call(Method::POST, path)
     }
 
     /// Sends bytes as they are, and gives the connection.
-    pub async fn raw(&self, bytes: &[u8]) -> TcpStream {
+    pub(crate) async fn raw(&self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.expect("connects");
         stream.write_all(bytes).await.expect("is written");
         stream
     }
 
-    pub async fn create(&self, run: &RunSetup) {
-        let (spec, version0) = run.build();
+    pub(crate) async fn create(&self, run: &RunSetup) {
+        self.create_from(run, |_| ()).await;
+    }
+
+    /// Creates a run whose version 0 is not all zeros.
+    pub(crate) async fn create_from(&self, run: &RunSetup, fill: impl FnOnce(&mut Frame)) {
+        let (spec, mut version0) = run.build();
+        fill(&mut version0);
         for shards in [&run.train, &run.validation, &run.test] {
             for &samples in shards {
                 let bytes = shard(samples);
@@ -139,41 +144,41 @@ impl TestHive {
         self.hive.create(spec, version0.as_bytes()).await.expect("is created");
     }
 
-    pub async fn view(&self, run: &str) -> RunView {
+    pub(crate) async fn view(&self, run: &str) -> RunView {
         self.get(&format!("/v1/runs/{run}")).ok().await.json()
     }
 
-    pub async fn state(&self, run: &str) -> RunState {
+    pub(crate) async fn state(&self, run: &str) -> RunState {
         self.view(run).await.state
     }
 
-    pub async fn ask(&self, run: &str, request: Value) -> LeaseAnswer {
+    pub(crate) async fn ask(&self, run: &str, request: Value) -> LeaseAnswer {
         self.post(&format!("/v1/runs/{run}/leases")).json(&request).ok().await.json()
     }
 
     /// Takes a lease, which must be there to be had.
-    pub async fn lease(&self, run: &str, worker: &str) -> LeaseView {
+    pub(crate) async fn lease(&self, run: &str, worker: &str) -> LeaseView {
         match self.ask(run, json!({ "worker": worker, "wait": 20.0 })).await {
             LeaseAnswer::Lease(lease) => lease,
             other => panic!("no lease: {other:?}"),
         }
     }
 
-    pub fn push(&self, run: &str, envelope: &Envelope, body: impl Into<Bytes>) -> Call {
+    pub(crate) fn push(&self, run: &str, envelope: &Envelope, body: impl Into<Bytes>) -> Call {
         let mut call = self.post(&format!("/v1/runs/{run}/contributions")).body(body);
         envelope.write(&mut call.headers);
         call
     }
 
     /// The newest parameters.
-    pub async fn parameters(&self, run: &RunSetup) -> (Version, Frame) {
+    pub(crate) async fn parameters(&self, run: &RunSetup) -> (Version, Frame) {
         let answer = self.get(&format!("/v1/runs/{}/parameters", run.name)).ok().await;
         let layout = Layout::of_version(&run.schema(), Encoding::F32).expect("a layout");
         (answer.version(), Frame::read(&Arc::new(layout), &answer.body).expect("a frame"))
     }
 
     /// Does a whole lease with one gradient for every contribution.
-    pub async fn work(&self, run: &RunSetup, lease: &LeaseView, gradient: &Frame) {
+    pub(crate) async fn work(&self, run: &RunSetup, lease: &LeaseView, gradient: &Frame) {
         let mut first = lease.first;
         let mut sequence = 0;
         while first < lease.first + lease.count {
@@ -190,7 +195,7 @@ impl TestHive {
 }
 
 /// The envelope of a lease's first contribution.
-pub fn envelope(lease: &LeaseView) -> Envelope {
+pub(crate) fn envelope(lease: &LeaseView) -> Envelope {
     Envelope {
         lease: lease.id,
         sequence: 0,
@@ -207,18 +212,18 @@ pub fn envelope(lease: &LeaseView) -> Envelope {
 
 /// A run of a test. The hive never looks into shards, so they are only bytes.
 #[derive(Clone)]
-pub struct RunSetup {
-    pub name: String,
-    pub tensors: Vec<TensorSpec>,
-    pub job: Value,
-    pub train: Vec<u64>,
-    pub validation: Vec<u64>,
-    pub test: Vec<u64>,
+pub(crate) struct RunSetup {
+    pub(crate) name: String,
+    pub(crate) tensors: Vec<TensorSpec>,
+    pub(crate) job: Value,
+    pub(crate) train: Vec<u64>,
+    pub(crate) validation: Vec<u64>,
+    pub(crate) test: Vec<u64>,
 }
 
 impl RunSetup {
     /// One tensor of zeros; each contribution makes a version and moves it by the gradient.
-    pub fn new(name: &str, elements: usize) -> Self {
+    pub(crate) fn new(name: &str, elements: usize) -> Self {
         Self {
             name: name.to_owned(),
             tensors: vec![tensor("w", Dtype::F32, &[elements], Role::trainable())],
@@ -234,24 +239,24 @@ impl RunSetup {
         }
     }
 
-    pub fn with(mut self, table: &str, settings: Value) -> Self {
+    pub(crate) fn with(mut self, table: &str, settings: Value) -> Self {
         self.job[table] = settings;
         self
     }
 
-    pub fn schema(&self) -> Schema {
+    pub(crate) fn schema(&self) -> Schema {
         Schema::new(self.tensors.clone()).expect("a good schema")
     }
 
     /// A gradient of which every element has a value.
-    pub fn gradient(&self, value: f32) -> Frame {
+    pub(crate) fn gradient(&self, value: f32) -> Frame {
         let layout = Layout::of_gradient(&self.schema(), Encoding::F32).expect("a layout");
         let mut frame = Frame::zeros(Arc::new(layout));
         frame.floats_mut().fill(value);
         frame
     }
 
-    pub fn build(&self) -> (RunSpec, Frame) {
+    pub(crate) fn build(&self) -> (RunSpec, Frame) {
         let schema = self.schema();
         let layout = Layout::of_version(&schema, Encoding::F32).expect("a layout");
         let manifest = Manifest {
@@ -271,11 +276,11 @@ impl RunSetup {
     }
 }
 
-pub fn tensor(name: &str, dtype: Dtype, shape: &[usize], role: Role) -> TensorSpec {
+pub(crate) fn tensor(name: &str, dtype: Dtype, shape: &[usize], role: Role) -> TensorSpec {
     TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec(), role }
 }
 
-pub fn shard(samples: u64) -> Bytes {
+pub(crate) fn shard(samples: u64) -> Bytes {
     Bytes::from(format!("{samples:width$}", width = samples as usize))
 }
 
@@ -285,35 +290,35 @@ fn reference(samples: u64) -> ShardRef {
 }
 
 /// A request on a connection of its own.
-pub struct Call {
+pub(crate) struct Call {
     address: SocketAddr,
     method: Method,
     path: String,
-    pub headers: HeaderMap,
+    pub(crate) headers: HeaderMap,
     body: Bytes,
 }
 
 impl Call {
-    pub fn header(mut self, name: &'static str, value: &str) -> Self {
+    pub(crate) fn header(mut self, name: &'static str, value: &str) -> Self {
         self.headers.append(name, value.parse().expect("a header's value"));
         self
     }
 
-    pub fn key(self, key: &str) -> Self {
+    pub(crate) fn key(self, key: &str) -> Self {
         self.header("authorization", &format!("Bearer {key}"))
     }
 
-    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+    pub(crate) fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.body = body.into();
         self
     }
 
-    pub fn json(self, message: &Value) -> Self {
+    pub(crate) fn json(self, message: &Value) -> Self {
         self.body(message.to_string()).header("content-type", "application/json")
     }
 
     /// The answer as far as its head.
-    pub async fn head(self) -> http::Response<Incoming> {
+    pub(crate) async fn head(self) -> http::Response<Incoming> {
         let stream = TcpStream::connect(self.address).await.expect("connects");
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("speaks HTTP");
@@ -329,7 +334,7 @@ impl Call {
         answer.expect("an answer in time").expect("an answer")
     }
 
-    pub async fn send(self) -> Answer {
+    pub(crate) async fn send(self) -> Answer {
         let (parts, body) = self.head().await.into_parts();
         let body = tokio::time::timeout(PATIENCE, body.collect()).await.expect("in time");
         let body = body.expect("a whole body").to_bytes();
@@ -337,7 +342,7 @@ impl Call {
     }
 
     /// The answer, which must be a success.
-    pub async fn ok(self) -> Answer {
+    pub(crate) async fn ok(self) -> Answer {
         let what = format!("{} {}", self.method, self.path);
         let answer = self.send().await;
         assert!((200..300).contains(&answer.status), "{what}: {answer:?}");
@@ -345,7 +350,7 @@ impl Call {
     }
 
     /// The answer, which must be this error.
-    pub async fn refused(self, code: ErrorCode) -> ErrorBody {
+    pub(crate) async fn refused(self, code: ErrorCode) -> ErrorBody {
         let what = format!("{} {}", self.method, self.path);
         let answer = self.send().await;
         assert!(answer.status >= 400, "{what}: {answer:?}");
@@ -355,10 +360,10 @@ impl Call {
     }
 }
 
-pub struct Answer {
-    pub status: u16,
-    pub headers: HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl std::fmt::Debug for Answer {
@@ -369,12 +374,12 @@ impl std::fmt::Debug for Answer {
 }
 
 impl Answer {
-    pub fn json<T: DeserializeOwned>(&self) -> T {
+    pub(crate) fn json<T: DeserializeOwned>(&self) -> T {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
     /// The error, after a check that it has the one shape of errors.
-    pub fn error(&self) -> ErrorBody {
+    pub(crate) fn error(&self) -> ErrorBody {
         let shape: Value = self.json();
         let fields: Vec<_> = shape.as_object().expect("an object").keys().collect();
         assert_eq!(fields, ["code", "hint", "message"], "{self:?}");
@@ -384,21 +389,25 @@ impl Answer {
         error
     }
 
-    pub fn text(&self, name: &str) -> &str {
-        self.headers.get(name).unwrap_or_else(|| panic!("no {name}: {self:?}")).to_str().expect("text")
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.headers
+            .get(name)
+            .unwrap_or_else(|| panic!("no {name}: {self:?}"))
+            .to_str()
+            .expect("text")
     }
 
-    pub fn version(&self) -> Version {
+    pub(crate) fn version(&self) -> Version {
         self.text("skep-version").parse().expect("a version")
     }
 
-    pub fn receipt(&self) -> Receipt {
+    pub(crate) fn receipt(&self) -> Receipt {
         Receipt::read(&self.headers).expect("a receipt")
     }
 }
 
 /// Asks again until there is something.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
+pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         if let Some(found) = ask().await {
@@ -410,7 +419,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
 }
 
 /// Reads to the end of a connection, however it ends.
-pub async fn rest(stream: &mut TcpStream) -> Vec<u8> {
+pub(crate) async fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     let reading = async {
         let mut buffer = vec![0; 64 << 10];
@@ -423,13 +432,13 @@ pub async fn rest(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 /// The status of an answer that was read as bytes.
-pub fn status_of(answer: &[u8]) -> Option<u16> {
+pub(crate) fn status_of(answer: &[u8]) -> Option<u16> {
     let text = std::str::from_utf8(answer.get(..12)?).ok()?;
     text.strip_prefix("HTTP/1.1 ")?.parse().ok()
 }
 
 /// Every file below a folder.
-pub fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+pub(crate) fn files(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();

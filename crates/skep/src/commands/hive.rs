@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Args;
-use skep_data::Store;
+use skep_data::{Store, list_runs};
 use skep_hive::{Access, Deadlines, Hive, HiveError, HiveSettings, Server, TlsIdentity};
 use skep_learn::Task;
 use tokio::net::TcpListener;
@@ -16,8 +16,10 @@ use crate::cli::runtime;
 use crate::connect;
 use crate::failure::Failure;
 use crate::job_file::{self, JobFlags};
-use crate::prepare::{free_name, prepare};
+use crate::logging::LogFormat;
+use crate::prepare::{PreparedRun, prepare};
 use crate::signals;
+use crate::store_lock::StoreLock;
 
 /// How to serve.
 #[derive(Args, Clone, Debug)]
@@ -54,7 +56,11 @@ pub(crate) struct HiveFlags {
     job_flags: JobFlags,
 }
 
-pub(crate) fn hive(flags: HiveFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode, Failure> {
+pub(crate) fn hive(
+    flags: HiveFlags,
+    tasks: &[Arc<dyn Task>],
+    log_format: LogFormat,
+) -> Result<ExitCode, Failure> {
     let stop = signals::flag()?;
     let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
     runtime(threads)?.block_on(async {
@@ -64,6 +70,16 @@ pub(crate) fn hive(flags: HiveFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode
         let tls = identity(&flags, address)?;
         check_exposure(&flags, address, key.is_some(), tls.is_some())?;
         let store = Store::open(&flags.store)?;
+        let lock = StoreLock::take(&store);
+        if lock.is_none() {
+            tracing::warn!("another hive is at work on this store; taking over");
+        }
+        // Everything that can be wrong with the job is found before the store is claimed.
+        let taken = list_runs(&store).await?;
+        let prepared = match &flags.job {
+            Some(job) => prepare_job(job, &flags.job_flags, tasks, &taken)?,
+            None => None,
+        };
         let access = match &key {
             Some(key) => Access::with_keys(&store, key).await?,
             None => Access::open(),
@@ -71,10 +87,15 @@ pub(crate) fn hive(flags: HiveFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode
         let deadlines = Deadlines::default();
         let byte_budget = flags.byte_budget.max(1) << 20;
         let hive = Hive::open(HiveSettings { store, access, byte_budget, deadlines }).await?;
-        if let Some(job) = &flags.job {
-            create(&hive, job, &flags.job_flags, tasks).await?;
+        if let Some(prepared) = prepared {
+            submit(&hive, &prepared).await?;
         }
-        announce(&flags, address, key.is_some(), tls.as_ref(), &hive);
+        for line in announcement(&flags, address, key.is_some(), tls.as_ref(), &hive) {
+            match log_format {
+                LogFormat::Json => tracing::info!("{line}"),
+                LogFormat::Text => eprintln!("{line}"),
+            }
+        }
         let (down, shutdown) = watch::channel(false);
         let server = tokio::spawn(skep_hive::serve(
             Server { listener, tls, deadlines },
@@ -106,8 +127,9 @@ pub(crate) async fn listen(address: &str) -> Result<TcpListener, Failure> {
     TcpListener::bind(address).await.map_err(|error| {
         let failure = Failure::mistake(format!("cannot listen on {address}: {error}"));
         match error.kind() {
-            std::io::ErrorKind::AddrInUse => failure
-                .hint("another program has the port; choose one with --listen, or end that program"),
+            std::io::ErrorKind::AddrInUse => failure.hint(
+                "another program has the port; choose one with --listen, or end that program",
+            ),
             _ => failure.hint("addresses look like 127.0.0.1:29500 or 0.0.0.0:29500"),
         }
     })
@@ -174,13 +196,14 @@ fn check_exposure(
     ))
 }
 
-fn announce(
+/// Where the hive is, and how to join it.
+fn announcement(
     flags: &HiveFlags,
     address: SocketAddr,
     keys: bool,
     tls: Option<&TlsIdentity>,
     hive: &Hive,
-) {
+) -> Vec<String> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     let host = flags.host.clone().unwrap_or_else(|| match address.ip() {
         ip if ip.is_unspecified() => "HOST".to_owned(),
@@ -188,45 +211,47 @@ fn announce(
         ip => ip.to_string(),
     });
     let url = format!("{scheme}://{host}:{}", address.port());
-    eprintln!("hive at {url}, generation {}, store {}", hive.generation(), hive.store().url());
+    let mut lines = vec![format!(
+        "hive at {url}, generation {}, store {}",
+        hive.generation(),
+        hive.store().url()
+    )];
     let pin = tls.map_or(String::new(), |tls| format!(" --pin {}", tls.fingerprint()));
+    let runs = hive.run_names();
+    let run = match runs.as_slice() {
+        [only] => format!(" --run {only}"),
+        _ => String::new(),
+    };
+    if keys {
+        lines.push(format!(
+            "make a worker's key with: skep key create --hive {url}{pin} --role worker{run} \
+             --out worker.key"
+        ));
+    }
     let key = if keys { " --key-file worker.key" } else { "" };
-    eprintln!("join with: skep worker --hive {url}{pin}{key}");
+    lines.push(format!("join with: skep worker --hive {url}{pin}{run}{key}"));
+    lines
 }
 
-/// Creates the run of a job, unless the store has a run of the name given: that one goes on.
-async fn create(
-    hive: &Arc<Hive>,
+/// The run that a job asks for, unless the store has it: then that one goes on.
+fn prepare_job(
     job: &str,
     flags: &JobFlags,
     tasks: &[Arc<dyn Task>],
-) -> Result<(), Failure> {
+    taken: &[String],
+) -> Result<Option<PreparedRun>, Failure> {
     let task_job = job_file::read(job, flags, tasks)?;
-    let taken = hive.run_names();
-    let name = match &task_job.job.run.name {
-        Some(name) if taken.contains(name) => {
-            tracing::info!(run = name, "is in the store and goes on");
-            return Ok(());
-        }
-        Some(name) => name.clone(),
+    let name = task_job.job.run.name.clone().unwrap_or_else(|| task_job.usual_name.clone());
+    if taken.contains(&name) {
         // Starting the same command again goes on with what it started.
-        None if taken.contains(&task_job.usual_name) => {
-            let name = &task_job.usual_name;
-            tracing::info!(run = name, "is in the store and goes on; --name makes another");
-            return Ok(());
-        }
-        None => free_name(&task_job.usual_name, &taken),
-    };
-    create_run(hive, &task_job, name).await
+        tracing::info!(run = name, "is in the store and goes on; --name makes another");
+        return Ok(None);
+    }
+    prepare(&task_job, name).map(Some)
 }
 
 /// Puts the data into the store and creates the run.
-pub(crate) async fn create_run(
-    hive: &Hive,
-    task_job: &job_file::TaskJob,
-    name: String,
-) -> Result<(), Failure> {
-    let prepared = prepare(task_job, name)?;
+pub(crate) async fn submit(hive: &Hive, prepared: &PreparedRun) -> Result<(), Failure> {
     for (shard, bytes) in &prepared.data.shards {
         hive.put_shard(&shard.hash, bytes.clone()).await?;
     }

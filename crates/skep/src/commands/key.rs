@@ -96,8 +96,7 @@ pub(crate) fn new_key() -> Result<String, Failure> {
 
 /// Writes a key to a file that only its owner can read.
 pub(crate) fn write_private(path: &Path, key: &str) -> Result<(), Failure> {
-    let explain =
-        |error: std::io::Error| Failure::mistake(format!("{}: {error}", path.display()));
+    let explain = |error: std::io::Error| Failure::mistake(format!("{}: {error}", path.display()));
     let mut file = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)

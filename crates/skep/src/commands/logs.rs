@@ -24,18 +24,23 @@ pub(crate) struct LogsFlags {
 pub(crate) fn logs(flags: &LogsFlags) -> Result<ExitCode, Failure> {
     let client = flags.connect.client()?;
     runtime(1)?.block_on(async {
-        let mut shown = (0, 0);
+        // The newest line's time, and how many lines of that time were shown: lines come in order,
+        // and several may share a time.
+        let (mut newest, mut shown) = (0, 0);
         loop {
             let lines = client.logs(&flags.run).await?;
-            // Lines carry the time at which they came, in order; several may share one.
-            let mut same = 0;
-            for line in &lines {
-                same = if line.time == shown.0 { same + 1 } else { 1 };
-                if line.time < shown.0 || (line.time == shown.0 && same <= shown.1) {
-                    continue;
-                }
-                shown = (line.time, same);
-                println!("{}  {:<5}  {}  {}", clock(line.time), line.level, line.worker, line.message);
+            let old = lines.iter().take_while(|line| line.time < newest).count();
+            let same = lines[old..].iter().take_while(|line| line.time == newest).count();
+            for line in &lines[old + same.min(shown)..] {
+                shown = if line.time == newest { shown + 1 } else { 1 };
+                newest = line.time;
+                println!(
+                    "{}  {:<5}  {}  {}",
+                    clock(line.time),
+                    line.level,
+                    line.worker,
+                    line.message
+                );
             }
             if !flags.follow {
                 return Ok(ExitCode::SUCCESS);

@@ -108,6 +108,6 @@ pub(crate) fn run(flags: RunFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode, 
 
 fn state(view: &RunView) -> String {
     let reason = if view.reason.is_empty() { String::new() } else { format!(" ({})", view.reason) };
-    format!("{:?}{reason}, version {}, {} samples", view.state, view.version, thousands(view.samples))
-        .to_lowercase()
+    let state = super::status::state_name(view.state);
+    format!("{state}{reason}, version {}, {} samples", view.version, thousands(view.samples))
 }

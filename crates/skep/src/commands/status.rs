@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use skep_wire::{RunSummary, RunView};
+use skep_wire::{RunState, RunSummary, RunView};
 
 use crate::cli::runtime;
 use crate::connect::ConnectFlags;
@@ -42,7 +42,7 @@ pub(crate) fn status(flags: &StatusFlags) -> Result<ExitCode, Failure> {
 }
 
 fn print_run(view: &RunView) {
-    let state = format!("{:?}", view.state).to_lowercase();
+    let state = state_name(view.state);
     let reason = if view.reason.is_empty() { String::new() } else { format!(" ({})", view.reason) };
     println!("{}: {state}{reason}", view.name);
     let epochs = view.epochs.map_or(String::new(), |epochs| format!("/{epochs}"));
@@ -59,11 +59,16 @@ fn print_run(view: &RunView) {
     if let Some(loss) = view.loss {
         println!("  loss        {loss:.4}");
     }
-    for (name, measured) in [("validation", view.validation), ("best", view.best), ("test", view.test)] {
+    for (name, measured) in
+        [("validation", view.validation), ("best", view.best), ("test", view.test)]
+    {
         if let Some(measured) = measured {
             let accuracy =
                 measured.accuracy.map_or(String::new(), |a| format!("{:.2} %, ", a * 100.0));
-            println!("  {name:<11} {accuracy}loss {:.4} at version {}", measured.loss, measured.version);
+            println!(
+                "  {name:<11} {accuracy}loss {:.4} at version {}",
+                measured.loss, measured.version
+            );
         }
     }
     let skipped: u64 = view.skipped.iter().map(|gap| gap.count).sum();
@@ -98,6 +103,12 @@ fn print_run(view: &RunView) {
     }
 }
 
+/// A state as it is written everywhere: `done_with_gaps`.
+pub(crate) fn state_name(state: RunState) -> String {
+    let name = serde_json::to_value(state).unwrap_or_default();
+    name.as_str().unwrap_or_default().to_owned()
+}
+
 /// Runs, one a line.
 pub(crate) fn print_runs(runs: &[RunSummary]) {
     let width = runs.iter().map(|run| run.name.len()).max().unwrap_or(0).max(3);
@@ -106,11 +117,10 @@ pub(crate) fn print_runs(runs: &[RunSummary]) {
         "run", "state", "version", "epoch", "samples", "loss", "accuracy", "workers"
     );
     for run in runs {
-        let state = serde_json::to_value(run.state).unwrap_or_default();
         println!(
             "{:<width$}  {:<14}  {:>10}  {:>5}  {:>12}  {:>8}  {:>10}  {:>7}",
             run.name,
-            state.as_str().unwrap_or_default(),
+            state_name(run.state),
             run.version.to_string(),
             run.epoch + 1,
             thousands(run.samples),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use skep_data::Store;
+use skep_data::{Store, list_runs};
 use skep_deploy::local::{Fleet, Running};
 use skep_hive::{Access, Deadlines, Hive, HiveSettings, Server};
 use skep_learn::Task;
@@ -16,12 +16,13 @@ use skep_worker::{Client, ClientSettings};
 use tokio::sync::watch;
 
 use crate::cli::runtime;
-use crate::commands::hive::{create_run, listen, local_address};
+use crate::commands::hive::{listen, local_address, submit};
 use crate::failure::Failure;
 use crate::job_file::{self, JobFlags};
-use crate::prepare::free_name;
+use crate::prepare::{free_name, prepare};
 use crate::progress::{Progress, duration, thousands};
 use crate::signals;
+use crate::store_lock::StoreLock;
 
 /// What to train, and how.
 #[derive(Args, Clone, Debug)]
@@ -46,29 +47,44 @@ pub(crate) struct TrainFlags {
 }
 
 pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode, Failure> {
+    if flags.workers == Some(0) {
+        return Err(Failure::mistake("--workers must be 1 or more"));
+    }
     let stop = signals::flag()?;
     runtime(2)?.block_on(async move {
         let store = Store::open(&flags.store)?;
-        // The job is checked before anything is started.
-        let task_job = match &flags.what {
-            Some(what) => Some(job_file::read(what, &flags.job_flags, tasks)?),
-            None => None,
+        let Some(_lock) = StoreLock::take(&store) else {
+            return Err(Failure::mistake(format!("another hive is at work on {}", flags.store))
+                .hint("give another --store, or send that hive the job with `skep run create`"));
+        };
+        // Everything that can be wrong is found before anything is started.
+        let taken = list_runs(&store).await?;
+        let (name, prepared) = match (&flags.what, &flags.resume) {
+            (Some(what), _) => {
+                let task_job = job_file::read(what, &flags.job_flags, tasks)?;
+                let name = match &task_job.job.run.name {
+                    Some(name) if taken.contains(name) => {
+                        return Err(Failure::mistake(format!("there is a run `{name}`"))
+                            .hint(format!("choose another --name, or --resume {name}")));
+                    }
+                    Some(name) => name.clone(),
+                    None => free_name(&task_job.usual_name, &taken),
+                };
+                (name.clone(), Some(prepare(&task_job, name)?))
+            }
+            (None, Some(name)) if taken.contains(name) => (name.clone(), None),
+            (None, name) => {
+                let name = name.as_deref().unwrap_or_default();
+                return Err(Failure::mistake(format!("there is no run `{name}` to resume"))
+                    .hint(format!("runs in {}: {}", flags.store, taken.join(", "))));
+            }
         };
         let access = Access::open();
         let deadlines = Deadlines::default();
         let hive = Hive::open(HiveSettings { store, access, byte_budget: 1 << 30, deadlines }).await?;
-        let name = match (&task_job, &flags.resume) {
-            (Some(task_job), _) => {
-                let taken = hive.run_names();
-                let name = match &task_job.job.run.name {
-                    Some(name) => name.clone(),
-                    None => free_name(&task_job.usual_name, &taken),
-                };
-                create_run(&hive, task_job, name.clone()).await?;
-                name
-            }
-            (None, name) => name.clone().unwrap_or_default(),
-        };
+        if let Some(prepared) = prepared {
+            submit(&hive, &prepared).await?;
+        }
         let listener = listen("127.0.0.1:0").await?;
         let url = format!("http://{}", local_address(&listener)?);
         let (down, shutdown) = watch::channel(false);
@@ -156,13 +172,15 @@ async fn follow(
             Err(error) => break Err(error.into()),
         };
         progress.show(&view);
-        if view.state.is_final() && view.model.is_some() {
+        let kept = view.durable.number == view.version.number;
+        if view.state.is_final() && view.model.is_some() && kept {
             break Ok((view, true));
         }
         if let Some(trouble) = &view.trouble
             && view.state.is_final()
         {
-            break Err(Failure::fault(format!("the model could not be written: {trouble}")));
+            break Err(Failure::fault(format!("the result could not be written: {trouble}"))
+                .hint(format!("once that is mended: skep train --resume {name}")));
         }
         if stop.load(Ordering::Relaxed) {
             let endless = view.epochs.is_none() && view.steps.is_none();
@@ -219,7 +237,11 @@ fn report(view: &RunView, json: bool) -> Result<ExitCode, Failure> {
         let rate = view.samples as f64 / view.seconds.max(0.001);
         println!(
             "elapsed time   {} ({} samples, {} samples/s, version {})",
-            if view.seconds < 60.0 { format!("{:.1} s", view.seconds) } else { duration(view.seconds) },
+            if view.seconds < 60.0 {
+                format!("{:.1} s", view.seconds)
+            } else {
+                duration(view.seconds)
+            },
             thousands(view.samples),
             thousands(rate as u64),
             view.version

@@ -251,7 +251,12 @@ impl Watch {
 
     /// Waits until the run is as wanted.
     #[track_caller]
-    pub(crate) fn until(&self, name: &str, what: &str, wanted: impl Fn(&RunView) -> bool) -> RunView {
+    pub(crate) fn until(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(&RunView) -> bool,
+    ) -> RunView {
         wait_for(what, || Some(self.run(name)).filter(|view| wanted(view)))
     }
 
@@ -273,11 +278,7 @@ pub(crate) struct Ended {
 pub(crate) fn run_to_end(command: &mut Command) -> Ended {
     let output = command.stdin(Stdio::null()).output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
-    Ended {
-        code: output.status.code(),
-        stdout: text(output.stdout),
-        stderr: text(output.stderr),
-    }
+    Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
 /// The `skep` binary with these arguments, in one text with spaces in between.
@@ -317,7 +318,10 @@ impl Fire {
             wait_for("progress", || {
                 for worker in workers.iter_mut() {
                     if let Some(status) = worker.ended() {
-                        panic!("a worker left a run that is not done: {status}\n{}", worker.stderr());
+                        panic!(
+                            "a worker left a run that is not done: {status}\n{}",
+                            worker.stderr()
+                        );
                     }
                 }
                 let view = watch.run(run);
