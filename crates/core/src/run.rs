@@ -342,6 +342,12 @@ impl Run {
         self.leases.get(&lease).map(|lease| lease.worker.as_str())
     }
 
+    /// With `sync`: whether somebody has each slot of the round, so that whoever brings one home now
+    /// has nothing to do until the version is out.
+    pub fn round_is_taken(&self) -> bool {
+        self.round.is_some_and(|round| !self.ledger.window_unclaimed(round.window))
+    }
+
     /// When something will have to be decided even if nobody calls: the next deadline.
     pub fn next_deadline(&self) -> Option<Millis> {
         self.leases.values().map(|lease| lease.deadline() + 1).min()

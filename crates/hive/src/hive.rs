@@ -370,7 +370,7 @@ fn plan(spec: &RunSpec) -> Result<Plan, String> {
     if job.stop.accuracy.is_some_and(|accuracy| !(0.0..=1.0).contains(&accuracy)) {
         return Err("stop.accuracy must be from 0 to 1".to_owned());
     }
-    if job.stop.minutes.is_some_and(|minutes| !(minutes > 0.0)) {
+    if job.stop.minutes.is_some_and(|minutes| minutes.is_nan() || minutes <= 0.0) {
         return Err("stop.minutes must be more than 0".to_owned());
     }
     if job.stop.steps == Some(0) {

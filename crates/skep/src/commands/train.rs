@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use skep_data::{Store, list_runs};
 use skep_deploy::local::{Fleet, Running};
 use skep_hive::{Access, Deadlines, Hive, HiveSettings, Server};
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::cli::runtime;
 use crate::commands::hive::{listen, local_address, submit};
 use crate::failure::Failure;
-use crate::job_file::{self, JobFlags};
+use crate::job_file::{self, JobFlags, TaskJob};
 use crate::prepare::{free_name, prepare};
 use crate::progress::{Progress, duration, thousands};
 use crate::signals;
@@ -61,7 +61,9 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
         let taken = list_runs(&store).await?;
         let (name, prepared) = match (&flags.what, &flags.resume) {
             (Some(what), _) => {
-                let task_job = job_file::read(what, &flags.job_flags, tasks)?;
+                let mut task_job = job_file::read(what, &flags.job_flags, tasks)?;
+                let count = flags.workers.or(task_job.job.workers.count);
+                fit_to_fleet(&mut task_job, count.unwrap_or_else(cores));
                 let name = match &task_job.job.run.name {
                     Some(name) if taken.contains(name) => {
                         return Err(Failure::mistake(format!("there is a run `{name}`"))
@@ -96,9 +98,7 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
             ..ClientSettings::default()
         })?;
         let view = client.run(&name).await?;
-        let count = flags.workers.or(view.job.workers.count).unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-        });
+        let count = flags.workers.or(view.job.workers.count).unwrap_or_else(cores);
         if count == 0 {
             return Err(Failure::mistake("--workers must be 1 or more"));
         }
@@ -121,6 +121,30 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
             Ok(ExitCode::from(130))
         }
     })
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// More slots than the task's own where there are more workers, so that none is idle; up to 8,
+/// because larger versions learn less from each sample. The rate grows with the square root of
+/// the version's samples, as is usual. Only where the task's own policy and rate stand.
+fn fit_to_fleet(task_job: &mut TaskJob, workers: usize) {
+    let usual = task_job.task.defaults();
+    let job = &mut task_job.job;
+    let untouched =
+        job.policy == usual.policy && job.optimiser.get("rate") == usual.optimiser.get("rate");
+    let slots = job.policy.get("slots").and_then(Value::as_u64);
+    let rate = job.optimiser.get("rate").and_then(Value::as_f64);
+    if let (true, Some(slots), Some(rate)) = (untouched, slots, rate) {
+        let wanted = (workers as u64).min(8);
+        if wanted > slots {
+            job.policy.insert("slots".to_owned(), json!(wanted));
+            let factor = (wanted as f64 / slots as f64).sqrt();
+            job.optimiser.insert("rate".to_owned(), json!(rate * factor));
+        }
+    }
 }
 
 fn fleet_failure(error: skep_deploy::local::LocalError) -> Failure {
