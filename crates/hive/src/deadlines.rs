@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The slowest that others may send and take, once a first grace is used up.
-pub(crate) const SLOWEST_BYTES_PER_SECOND: u64 = 32 << 10;
+/// The slowest that a body may come, once a first grace is used up.
+const SLOWEST_BYTES_PER_SECOND: u64 = 32 << 10;
 
 /// How long a hive waits for others before it lets them go.
 #[derive(Clone, Copy, Debug)]
@@ -12,7 +12,7 @@ pub struct Deadlines {
     pub head: Duration,
     /// For the next bytes of a body; also the grace before its rate counts.
     pub body: Duration,
-    /// For a client to take what it asked for; also the grace before its rate counts.
+    /// For a client to take some of what it asked for.
     pub write: Duration,
     /// For open requests, once the hive goes down.
     pub drain: Duration,

@@ -17,7 +17,6 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsAcceptor;
 
-use crate::deadlines::time_for;
 use crate::{Deadlines, HiveError, TlsIdentity};
 
 /// How many connections may be open at once.
@@ -115,46 +114,39 @@ async fn connection<S>(
     }
 }
 
-/// A stream that fails when the client takes what we write too slowly, or not at all: what is not
-/// taken keeps an old version in memory.
+/// A stream that fails when written bytes are not taken in time: what is not taken keeps an old
+/// version in memory.
 struct Timed {
     stream: TcpStream,
-    grace: Duration,
-    /// How much longer a write may wait: waiting uses it up, bytes that are taken restore it.
     patience: Duration,
-    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl Timed {
-    fn new(stream: TcpStream, grace: Duration) -> Self {
-        Self { stream, grace, patience: grace, waiting: None }
+    fn new(stream: TcpStream, patience: Duration) -> Self {
+        Self { stream, patience, deadline: None }
     }
 
-    fn watch(
+    fn watch<T>(
         &mut self,
         context: &mut Context<'_>,
-        poll: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(written) = &poll {
-            if let Some((since, _)) = self.waiting.take() {
-                self.patience = self.patience.saturating_sub(since.elapsed());
-            }
-            let bought = time_for(*written.as_ref().unwrap_or(&0));
-            self.patience = (self.patience + bought).min(self.grace);
+        poll: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if poll.is_ready() {
+            self.deadline = None;
             return poll;
         }
-        let patience = self.patience;
-        let (_, deadline) = self.waiting.get_or_insert_with(|| {
-            let now = Instant::now();
-            (now, Box::pin(tokio::time::sleep_until(now + patience)))
-        });
-        if deadline.as_mut().poll(context).is_pending() {
-            return Poll::Pending;
+        let until = Instant::now() + self.patience;
+        let deadline =
+            self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        if deadline.as_mut().poll(context).is_ready() {
+            self.deadline = None;
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the client does not take what it asked for",
+            )));
         }
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the client does not take what it asked for",
-        )))
+        Poll::Pending
     }
 }
 
@@ -192,7 +184,8 @@ impl AsyncWrite for Timed {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let poll = Pin::new(&mut self.stream).poll_flush(context);
+        self.watch(context, poll)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -428,7 +428,7 @@ async fn a_full_byte_budget_is_busy_and_passes() {
 
 /// Deadlines that a test can wait for.
 fn hasty() -> Settings {
-    let soon = Duration::from_millis(300);
+    let soon = Duration::from_secs(1);
     let deadlines = Deadlines { head: soon, body: soon, write: soon, drain: soon };
     Settings { deadlines, ..Settings::default() }
 }
