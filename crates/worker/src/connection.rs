@@ -200,3 +200,24 @@ impl ServerCertVerifier for Pinned {
         self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_written_down_is_the_port() {
+        for (url, authority) in [
+            ("http://hive", "hive:29500"),
+            ("https://hive/", "hive:29500"),
+            ("https://hive:443", "hive:443"),
+            ("http://hive:80/", "hive:80"),
+            ("http://10.0.0.1:29501", "10.0.0.1:29501"),
+            ("https://[::1]:443", "[::1]:443"),
+        ] {
+            let settings = ClientSettings { url: url.to_owned(), ..ClientSettings::default() };
+            let target = Target::new(&settings).expect("a good address");
+            assert_eq!(target.authority, authority, "{url}");
+        }
+    }
+}
