@@ -15,6 +15,9 @@ use rows::Row;
 /// What a benchmark can fail with.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// What measures some rows.
+type Benchmark = fn() -> Result<Vec<Row>, Failure>;
+
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.first().is_some_and(|first| first == "load") {
@@ -27,7 +30,7 @@ fn main() -> ExitCode {
             }
         };
     }
-    let benchmarks: [(&str, fn() -> Result<Vec<Row>, Failure>); 5] = [
+    let benchmarks: [(&str, Benchmark); 5] = [
         ("network", network::measure),
         ("step", torch::measure_step),
         ("worker", process::measure),

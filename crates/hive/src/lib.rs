@@ -1,7 +1,7 @@
 //! The hive: the server that keeps a run's parameters, versioned.
 //!
 //! It never runs a model: it adds, averages, stores and hands out. Each run has a thread of its
-//! own ([`keeper`]) that owns the control state (`core`) and the numbers (`model`), and takes one
+//! own (the keeper) that owns the control state (`core`) and the numbers (`model`), and takes one
 //! command at a time; routes translate between HTTP and those commands.
 //!
 //! ```text
