@@ -16,14 +16,16 @@ use skep::{
     Burn, BurnTask, Column, Dataset, Dtype, EvaluationCounts, Job, LearnError, Table, classify,
 };
 
+type Answer<T> = Result<T, LearnError>;
+
 #[derive(Module, Debug)]
-struct Network {
+struct Net {
     hidden1: Linear,
     hidden2: Linear,
     output: Linear,
 }
 
-impl Network {
+impl Net {
     fn forward(&self, points: Tensor<2>) -> Tensor<2> {
         let x = relu(self.hidden1.forward(points));
         self.output.forward(relu(self.hidden2.forward(x)))
@@ -34,7 +36,7 @@ impl Network {
 struct Spirals;
 
 /// Points on three arms that wind around each other, with a little noise.
-fn points(count: usize, mut seed: u64) -> Result<Table, LearnError> {
+fn points(count: usize, mut seed: u64) -> Answer<Table> {
     let mut random = || {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (seed >> 40) as f32 / (1u64 << 24) as f32
@@ -46,19 +48,18 @@ fn points(count: usize, mut seed: u64) -> Result<Table, LearnError> {
         places.extend([radius * angle.cos(), radius * angle.sin()].map(f32::to_le_bytes).concat());
         labels.push((at % 3) as u8);
     }
-    Ok(Table::new(vec![
-        Column { name: "place".into(), dtype: Dtype::F32, shape: vec![2], bytes: places },
-        Column { name: "label".into(), dtype: Dtype::U8, shape: vec![], bytes: labels },
-    ])?)
+    let place = Column { name: "place".into(), dtype: Dtype::F32, shape: vec![2], bytes: places };
+    let label = Column { name: "label".into(), dtype: Dtype::U8, shape: vec![], bytes: labels };
+    Ok(Table::new(vec![place, label])?)
 }
 
-fn logits(model: &Network, batch: &Table, device: &Device) -> Result<Tensor<2>, LearnError> {
+fn logits(model: &Net, batch: &Table, device: &Device) -> Answer<Tensor<2>> {
     let places = classify::column(batch, "place")?.f32s()?.into_owned();
     Ok(model.forward(Tensor::from_data(TensorData::new(places, [batch.rows(), 2]), device)))
 }
 
 impl BurnTask for Spirals {
-    type Model = Network;
+    type Model = Net;
 
     fn name(&self) -> &str {
         "spirals"
@@ -74,31 +75,21 @@ impl BurnTask for Spirals {
         job.optimiser.insert("rate".into(), json!(0.005));
         job
     }
-    fn dataset(&self, source: &str) -> Result<Dataset, LearnError> {
+    fn dataset(&self, source: &str) -> Answer<Dataset> {
         Ok(Dataset { source: source.into(), train: points(6000, 1)?, test: points(1500, 2)? })
     }
-    fn model(&self, device: &Device) -> Network {
-        Network {
+    fn model(&self, device: &Device) -> Net {
+        Net {
             hidden1: LinearConfig::new(2, 64).init(device),
             hidden2: LinearConfig::new(64, 64).init(device),
             output: LinearConfig::new(64, 3).init(device),
         }
     }
-    fn loss(
-        &self,
-        model: &Network,
-        batch: &Table,
-        device: &Device,
-    ) -> Result<Tensor<1>, LearnError> {
+    fn loss(&self, model: &Net, batch: &Table, device: &Device) -> Answer<Tensor<1>> {
         let labels = classify::labels(classify::column(batch, "label")?, 3, device)?;
         Ok(classify::cross_entropy(logits(model, batch, device)?, labels))
     }
-    fn evaluate(
-        &self,
-        model: &Network,
-        batch: &Table,
-        device: &Device,
-    ) -> Result<EvaluationCounts, LearnError> {
+    fn evaluate(&self, model: &Net, batch: &Table, device: &Device) -> Answer<EvaluationCounts> {
         let labels = classify::labels(classify::column(batch, "label")?, 3, device)?;
         Ok(classify::counts(logits(model, batch, device)?, labels))
     }
