@@ -49,10 +49,11 @@ SCHEMA = [
     {"name": "f", "dtype": "I64", "shape": [], "role": "frozen"},
 ]
 SHARD = {"hash": "ab" * 32, "samples": 4, "bytes": 100}
+NAMED = {"name": "fashion/train", "samples": 4}
 JOB = {"run": {"epochs": 1, "seed": 7}, "train": {"batch": 4, "every": 2, "encoding": "bf16"},
        "policy": {"kind": "sync", "slots": 4}, "optimiser": {"kind": "sgd", "rate": 0.1}}
 SPEC = {"name": "bees", "job": JOB, "schema": SCHEMA,
-        "manifest": {"source": "here", "train": [SHARD], "validation": [], "test": [SHARD]}}
+        "manifest": {"source": "here", "train": [SHARD], "validation": [NAMED], "test": [SHARD]}}
 MESSAGES = {
     "l": {"worker": "bee", "engine": "flex", "seconds_left": 40.0, "has": ["ab" * 32], "wait": 1.0},
     "a": {"answer": "wait", "seconds": 0.5, "reason": "paused"},

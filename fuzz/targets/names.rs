@@ -17,5 +17,6 @@ fuzz_target!(|text: &str| {
     if RunSpec::is_name(text) || ShardRef::is_hash(text) {
         assert!(!text.starts_with('.') && !text.contains(['/', '\\', '\0', ' ']));
     }
+    assert!(!(ShardRef::is_name(text) && ShardRef::is_hash(text)));
     assert_eq!(skep_data::shard_path(text).is_ok(), ShardRef::is_hash(text));
 });

@@ -1,6 +1,7 @@
 //! Leased evaluations: which slices of a held-out split of a pinned version are still to be
 //! counted. So the hive reports accuracy without ever running a model.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Which samples are measured on.
@@ -43,6 +44,9 @@ enum Slice {
     Counted(Counts),
 }
 
+/// About how many slices an evaluation has at most, beside one for the end of each shard.
+const MOST_SLICES: u64 = 65_536;
+
 /// One evaluation under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Evaluation {
@@ -55,8 +59,9 @@ pub(crate) struct Evaluation {
 impl Evaluation {
     pub(crate) fn new(number: u64, split: EvaluationSplit, shards: &[u64]) -> Self {
         let total: u64 = shards.iter().sum();
-        // Enough slices that many workers can share them, large enough to be worth a round trip.
-        let size = (total / 16).clamp(64, 1024);
+        // Enough slices that many workers can share them, large enough to be worth a round trip,
+        // and never so many that a count which someone only claims costs memory.
+        let size = (total / 16).clamp(64, (total / MOST_SLICES).max(1024));
         let mut slices = Vec::new();
         let mut position = 0;
         for (shard, &samples) in shards.iter().enumerate() {
@@ -76,14 +81,23 @@ impl Evaluation {
         Self { number, split, slices }
     }
 
-    /// Takes a slice: its shard, offset and positions.
-    pub(crate) fn take(&mut self) -> Option<(usize, u64, Range<u64>)> {
-        let slice =
-            self.slices.iter_mut().find(|(.., state)| matches!(state, Slice::Open { .. }))?;
+    /// Takes a slice of a shard that can be read: its shard, offset and positions.
+    pub(crate) fn take(
+        &mut self,
+        only: Option<&BTreeSet<usize>>,
+    ) -> Option<(usize, u64, Range<u64>)> {
+        let slice = self.slices.iter_mut().find(|(shard, .., state)| {
+            matches!(state, Slice::Open { .. }) && only.is_none_or(|only| only.contains(shard))
+        })?;
         if let Slice::Open { failures } = slice.3 {
             slice.3 = Slice::Leased { failures };
         }
         Some((slice.0, slice.1, slice.2.clone()))
+    }
+
+    /// Whether some slice waits for someone to take it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.slices.iter().any(|(.., state)| matches!(state, Slice::Open { .. }))
     }
 
     fn state_of(&mut self, first: u64) -> Option<&mut Slice> {
@@ -142,7 +156,7 @@ mod tests {
     fn every_sample_is_counted_once() {
         let mut evaluation = Evaluation::new(7, EvaluationSplit::Test, &[100, 30]);
         let mut taken = Vec::new();
-        while let Some((_, _, range)) = evaluation.take() {
+        while let Some((_, _, range)) = evaluation.take(None) {
             taken.push(range);
         }
         assert_eq!(taken, [0..64, 64..100, 100..130]);
@@ -159,11 +173,28 @@ mod tests {
     }
 
     #[test]
+    fn a_slice_goes_to_who_can_read_it() {
+        let mut evaluation = Evaluation::new(0, EvaluationSplit::Test, &[10, 10]);
+        assert_eq!(evaluation.take(Some(&[].into())), None);
+        assert_eq!(evaluation.take(Some(&[1].into())), Some((1, 0, 10..20)));
+        assert_eq!(evaluation.take(Some(&[1].into())), None);
+        assert!(evaluation.is_open());
+        assert_eq!(evaluation.take(None), Some((0, 0, 0..10)));
+        assert!(!evaluation.is_open());
+    }
+
+    #[test]
+    fn what_is_claimed_costs_no_memory() {
+        let evaluation = Evaluation::new(0, EvaluationSplit::Test, &[1 << 40, 5, 1 << 40]);
+        assert!((65_000..66_000).contains(&evaluation.slices.len()));
+    }
+
+    #[test]
     fn a_slice_that_is_given_back_is_given_out_again_until_it_fails_too_often() {
         let mut evaluation = Evaluation::new(0, EvaluationSplit::Validation, &[10]);
         for attempt in 1..=3 {
-            assert_eq!(evaluation.take(), Some((0, 0, 0..10)));
-            assert_eq!(evaluation.take(), None);
+            assert_eq!(evaluation.take(None), Some((0, 0, 0..10)));
+            assert_eq!(evaluation.take(None), None);
             assert_eq!(evaluation.release(0, true, 3), attempt == 3);
         }
     }

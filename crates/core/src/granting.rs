@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::evaluation::Evaluation;
 use crate::lease::{Assignment, Grant, Lease, Request};
 use crate::ledger::{Taken, Wish};
 use crate::run::{Run, Status};
@@ -45,7 +46,12 @@ impl Run {
             return LeaseDecision::Granted(grant);
         }
         if self.status == Status::Measuring {
-            return wait(self.recheck(now), "others are measuring the final version");
+            let reason = if self.evaluation.as_ref().is_some_and(Evaluation::is_open) {
+                "what is left to measure lies in shards this worker cannot read"
+            } else {
+                "others are measuring the final version"
+            };
+            return wait(self.recheck(now), reason);
         }
         if self.takes_too_long(request) {
             return wait(now + 1000, "the time left is too short for one contribution");
@@ -59,7 +65,7 @@ impl Run {
         let wish_most = self.lease_size(request);
         let busy = self.busy_shards();
         let has = request.has.iter().copied().collect();
-        let only = request.only.as_ref().map(|only| only.iter().copied().collect());
+        let only = request.readable();
         let wish = Wish {
             window: self.round.map_or((0, u64::MAX), |round| round.window),
             most: wish_most,
@@ -71,7 +77,7 @@ impl Run {
         if let Some(taken) = self.ledger.take(wish) {
             return LeaseDecision::Granted(self.grant_training(now, nonce, request, taken));
         }
-        match self.backup(now, request) {
+        match self.backup(now, only.as_ref()) {
             Ok(taken) => LeaseDecision::Granted(self.grant_training(now, nonce, request, taken)),
             Err(_) if anything_free => {
                 wait(now + 1000, "what is free lies in shards this worker cannot read")
@@ -99,7 +105,8 @@ impl Run {
 
     fn grant_evaluation(&mut self, now: Millis, nonce: u128, request: &Request) -> Option<Grant> {
         let evaluation = self.evaluation.as_mut()?;
-        let (shard, offset, range) = evaluation.take()?;
+        let only = request.measurable(evaluation.split);
+        let (shard, offset, range) = evaluation.take(only.as_ref())?;
         let assignment = Assignment::Evaluate { split: evaluation.split, shard, offset };
         let base = evaluation.number;
         let count = range.end - range.start;
@@ -213,7 +220,7 @@ impl Run {
 
     /// Work that someone else has but is slow to bring home: the first of the two wins. Or when it
     /// is worth asking again.
-    fn backup(&self, now: Millis, request: &Request) -> Result<Taken, Millis> {
+    fn backup(&self, now: Millis, only: Option<&BTreeSet<usize>>) -> Result<Taken, Millis> {
         let limit = match self.plan.policy {
             Policy::Sync { backup, .. } => backup,
             _ => u64::MAX,
@@ -239,7 +246,7 @@ impl Run {
         for lease in self.leases.values() {
             let Assignment::Train { shard, .. } = lease.assignment else { continue };
             let repeated = holders.get(&lease.cursor).is_some_and(|&count| count > 1);
-            let unreadable = request.only.as_ref().is_some_and(|only| !only.contains(&shard));
+            let unreadable = only.is_some_and(|only| !only.contains(&shard));
             if repeated || unreadable {
                 continue;
             }

@@ -1,5 +1,6 @@
 //! Leases: the right to work on a slice until a deadline.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::evaluation::EvaluationSplit;
@@ -14,8 +15,36 @@ pub struct Request {
     pub time_left: Option<Millis>,
     /// Training shards it has at hand.
     pub has: Vec<usize>,
+    /// The only shards it can read.
+    pub only: Option<Readable>,
+}
+
+/// Shards that a worker can read, by their places in the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readable {
+    /// Of the training set.
+    pub train: Vec<usize>,
+    /// Of the validation set.
+    pub validation: Vec<usize>,
+    /// Of the test set.
+    pub test: Vec<usize>,
+}
+
+impl Request {
     /// The only training shards it can read.
-    pub only: Option<Vec<usize>>,
+    pub(crate) fn readable(&self) -> Option<BTreeSet<usize>> {
+        self.only.as_ref().map(|only| only.train.iter().copied().collect())
+    }
+
+    /// The only shards it can read of a split that is measured on.
+    pub(crate) fn measurable(&self, split: EvaluationSplit) -> Option<BTreeSet<usize>> {
+        let only = self.only.as_ref()?;
+        let shards = match split {
+            EvaluationSplit::Validation => &only.validation,
+            EvaluationSplit::Test => &only.test,
+        };
+        Some(shards.iter().copied().collect())
+    }
 }
 
 /// What a lease is for.

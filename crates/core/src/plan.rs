@@ -165,7 +165,7 @@ pub enum PlanError {
     #[error("the training set has no samples")]
     Empty,
     /// More samples than can be counted.
-    #[error("the training set's sample counts add up to 2^64 or more")]
+    #[error("a split's sample counts add up to 2^64 or more")]
     TooMany,
     /// A contribution of nothing.
     #[error("train.batch and train.every must be 1 or more")]
@@ -202,8 +202,11 @@ pub struct Plan {
 
 impl Plan {
     pub(crate) fn check(&self) -> Result<(), PlanError> {
-        let total = self.shards.iter().try_fold(0u64, |sum, &shard| sum.checked_add(shard));
-        if total.ok_or(PlanError::TooMany)? == 0 || self.shards.contains(&0) {
+        for split in [&self.shards, &self.validation, &self.test] {
+            let total = split.iter().try_fold(0u64, |sum, &shard| sum.checked_add(shard));
+            total.ok_or(PlanError::TooMany)?;
+        }
+        if self.shards.is_empty() || self.shards.contains(&0) {
             return Err(PlanError::Empty);
         }
         if matches!(self.policy, Policy::Sync { slots: 0, .. }) {

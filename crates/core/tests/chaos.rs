@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use skep_core::{
     Accepted, Assignment, Contribution, EvaluationSplit, Grant, LeaseDecision, Limit, Millis,
-    Notice, Plan, Policy, Refusal, Request, Run, Status,
+    Notice, Plan, Policy, Readable, Refusal, Request, Run, Status,
 };
 use world::{TIMES, World, plan, rounds};
 
@@ -149,7 +149,12 @@ fn happen(world: &mut World, workers: usize, events: &[Event]) {
     for event in events {
         match *event {
             Event::Ask { worker, only, has, time_left } => {
-                let only = only.map(|bits| (0..8).filter(|bit| bits >> bit & 1 == 1).collect());
+                let shards = |bits: u8| (0..8).filter(|bit| bits >> bit & 1 == 1).collect();
+                let only = only.map(|bits| Readable {
+                    train: shards(bits),
+                    validation: shards(bits.rotate_left(3)),
+                    test: shards(bits.rotate_left(5)),
+                });
                 let has = has.into_iter().collect();
                 world.ask(&Request { worker: name(worker), time_left, has, only });
             }
@@ -680,6 +685,9 @@ fn plans_that_cannot_be_are_refused() {
     assert!(refused(plan(&[], 4, BATCH, Limit::Endless)));
     assert!(refused(plan(&[3, 0], 4, BATCH, Limit::Endless)));
     assert!(refused(plan(&[u64::MAX, 1], 4, BATCH, Limit::Endless)));
+    let good = plan(&[4], 4, BATCH, Limit::Endless);
+    assert!(refused(Plan { validation: vec![u64::MAX, 1], ..good.clone() }));
+    assert!(refused(Plan { test: vec![u64::MAX, 1], ..good }));
     assert!(refused(plan(&[4], 0, BATCH, Limit::Endless)));
     assert!(refused(plan(
         &[4],

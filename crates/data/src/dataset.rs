@@ -108,11 +108,7 @@ impl Prepared {
             rest = others;
             table.gather_into(these, &mut part)?;
             let bytes = Bytes::from(part.to_shard());
-            let shard = ShardRef {
-                hash: shard_hash(&bytes),
-                samples: these.len() as u64,
-                bytes: bytes.len() as u64,
-            };
+            let shard = ShardRef::kept(shard_hash(&bytes), these.len() as u64, bytes.len() as u64);
             refs.push(shard.clone());
             self.shards.push((shard, bytes));
         }

@@ -22,6 +22,10 @@ use crate::published::{Published, frame_bytes};
 use crate::run_handle::RunHandle;
 use crate::{Access, ApiError, Deadlines, HiveError};
 
+/// Nobody can look into a shard that is known by name. Its count takes no memory; the bound keeps
+/// sums of counts far from overflowing.
+const MOST_NAMED_SAMPLES: u64 = 1 << 40;
+
 /// How a hive is set up.
 pub struct HiveSettings {
     /// Where everything is kept.
@@ -170,12 +174,9 @@ impl Hive {
 
     async fn check_shards(&self, manifest: &Manifest) -> Result<(), ApiError> {
         for shard in manifest.shards() {
-            // A sample has a byte at least: what is worked out from counts stays in proportion.
-            if !ShardRef::is_hash(&shard.hash) || !(1..=shard.bytes).contains(&shard.samples) {
-                return Err(ApiError::bad(
-                    "the manifest names a shard without hash or samples, or with more samples \
-                     than bytes",
-                ));
+            check_shard(shard).map_err(ApiError::bad)?;
+            if !shard.is_kept() {
+                continue;
             }
             let path = skep_data::shard_path(&shard.hash)
                 .map_err(|error| ApiError::bad(error.to_string()))?;
@@ -300,7 +301,11 @@ impl Hive {
             published: published.clone(),
             events: events.clone(),
             counters: counters.clone(),
-            shards: spec.manifest.shards().map(|shard| shard.hash.clone()).collect(),
+            shards: spec
+                .manifest
+                .shards()
+                .map(|shard| (shard.id().to_owned(), shard.clone()))
+                .collect(),
             commands,
         };
         let final_written = matches!(files.final_model().await, Ok(Some(_)));
@@ -325,6 +330,28 @@ impl Hive {
     }
 }
 
+/// Whether a shard can be: nothing is known of its bytes yet.
+fn check_shard(shard: &ShardRef) -> Result<(), &'static str> {
+    if shard.is_kept() {
+        // A sample has a byte at least: what is worked out from counts stays in proportion.
+        let good = ShardRef::is_hash(&shard.hash) && (1..=shard.bytes).contains(&shard.samples);
+        return good.then_some(()).ok_or(
+            "the manifest names a shard without hash, name or samples, or with more samples than \
+             bytes",
+        );
+    }
+    if !shard.hash.is_empty() || shard.bytes > 0 {
+        return Err("a shard has either a hash and bytes, or a name");
+    }
+    if !ShardRef::is_name(&shard.name) {
+        return Err("a shard's name has 1 to 128 visible ASCII characters and is not a hash");
+    }
+    if !(1..=MOST_NAMED_SAMPLES).contains(&shard.samples) {
+        return Err("a shard that is known by name has 1 to 2^40 samples");
+    }
+    Ok(())
+}
+
 fn version_text() -> String {
     format!("skep {}", env!("CARGO_PKG_VERSION"))
 }
@@ -332,12 +359,12 @@ fn version_text() -> String {
 /// Where a checkpoint comes from: program, job and data.
 fn provenance(spec: &RunSpec) -> Value {
     let job = serde_json::to_vec(&spec.job).unwrap_or_default();
-    let hashes: Vec<_> = spec.manifest.shards().map(|shard| shard.hash.as_str()).collect();
+    let shards: Vec<_> = spec.manifest.shards().map(ShardRef::id).collect();
     json!({
         "hive": version_text(),
         "made_by": spec.made_by,
         "job_sha256": skep_data::shard_hash(&job),
-        "data_sha256": skep_data::shard_hash(hashes.join("\n").as_bytes()),
+        "data_sha256": skep_data::shard_hash(shards.join("\n").as_bytes()),
         "source": spec.manifest.source,
         "seed": spec.job.run.seed,
     })

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use skep_core::{
     Accepted, Assignment, Contribution, Counts, EvaluationSplit, LeaseDecision, Limit, Measured,
-    Millis, Notice, Policy, Request, Run, RunSnapshot, Status,
+    Millis, Notice, Policy, Readable, Request, Run, RunSnapshot, Status,
 };
 use skep_wire::{
     Envelope, ErrorCode, Evaluated, EvaluationCounts, Event, Frame, LeaseAnswer, LeaseId,
@@ -166,7 +166,7 @@ pub(crate) struct Keeper {
     pub(crate) model_path: String,
     pub(crate) final_written: bool,
     started: Instant,
-    shard_index: HashMap<String, usize>,
+    shard_index: HashMap<String, Vec<(Split, usize)>>,
     waiters: Vec<Waiter>,
     held: Vec<Held>,
     workers: BTreeMap<String, WorkerRecord>,
@@ -204,14 +204,13 @@ pub(crate) struct KeeperParts {
 
 impl Keeper {
     pub(crate) fn new(parts: KeeperParts) -> Self {
-        let shard_index = parts
-            .spec
-            .manifest
-            .train
-            .iter()
-            .enumerate()
-            .map(|(at, shard)| (shard.hash.clone(), at))
-            .collect();
+        // Shards of the same bytes have the same hash: each of them is meant.
+        let mut shard_index: HashMap<String, Vec<(Split, usize)>> = HashMap::new();
+        for split in [Split::Train, Split::Validation, Split::Test] {
+            for (at, shard) in parts.spec.manifest.split(split).iter().enumerate() {
+                shard_index.entry(shard.id().to_owned()).or_default().push((split, at));
+            }
+        }
         Self {
             name: parts.spec.name.clone(),
             run: parts.run,
@@ -439,14 +438,20 @@ impl Keeper {
 
     /// What waits is small: of the shards that a request names only those of the run are kept.
     fn core_request(&self, request: LeaseRequest) -> Request {
-        let index = |hashes: &[String]| -> Vec<usize> {
-            hashes.iter().filter_map(|hash| self.shard_index.get(hash).copied()).collect()
+        let places = |ids: &[String], wanted: Split| -> Vec<usize> {
+            let known = ids.iter().filter_map(|id| self.shard_index.get(id)).flatten();
+            known.filter(|(split, _)| *split == wanted).map(|(_, at)| *at).collect()
+        };
+        let readable = |ids: &[String]| Readable {
+            train: places(ids, Split::Train),
+            validation: places(ids, Split::Validation),
+            test: places(ids, Split::Test),
         };
         Request {
             worker: request.worker,
             time_left: request.seconds_left.map(|seconds| (seconds.max(0.0) * 1000.0) as Millis),
-            has: index(&request.has),
-            only: request.only.as_deref().map(index),
+            has: places(&request.has, Split::Train),
+            only: request.only.as_deref().map(readable),
         }
     }
 

@@ -1,10 +1,10 @@
 //! What the rest of the hive holds of a run: its facts, its snapshots, and a way to its keeper.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use skep_wire::{Layout, RunSpec};
+use skep_wire::{Layout, RunSpec, ShardRef};
 use tokio::sync::oneshot;
 
 use crate::ApiError;
@@ -21,7 +21,8 @@ pub(crate) struct RunHandle {
     pub(crate) published: Arc<Published>,
     pub(crate) events: Arc<Events>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) shards: HashSet<String>,
+    /// By hash or name.
+    pub(crate) shards: HashMap<String, ShardRef>,
     pub(crate) commands: Sender<Command>,
 }
 

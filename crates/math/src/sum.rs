@@ -4,7 +4,7 @@
 //! every time. [`TreeSum`] fixes the order of additions by slot index alone and still adds as early
 //! as it can, so that a round does not have to keep all of its contributions in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{MathError, check_length};
 
@@ -49,8 +49,8 @@ pub fn scale(values: &mut [f32], factor: f32) {
 #[derive(Clone, Debug)]
 pub struct TreeSum {
     slots: usize,
-    arrived: usize,
-    seen: Vec<bool>,
+    /// What has arrived. Only that takes memory: how many slots there are is a claim from outside.
+    seen: BTreeSet<usize>,
     /// Nodes that wait for their sibling, by (level, index); at the end only the root.
     waiting: BTreeMap<(u32, usize), Vec<f32>>,
     /// Every slot's length, known from the first one on.
@@ -61,7 +61,7 @@ impl TreeSum {
     /// An empty sum that needs the slots `0..slots`.
     #[must_use]
     pub fn new(slots: usize) -> Self {
-        Self { slots, arrived: 0, seen: vec![false; slots], waiting: BTreeMap::new(), length: None }
+        Self { slots, seen: BTreeSet::new(), waiting: BTreeMap::new(), length: None }
     }
 
     /// Takes one slot's vector.
@@ -70,14 +70,14 @@ impl TreeSum {
     /// When the slot does not exist, is already there, or has another length than the first one;
     /// the sum is then as it was before.
     pub fn push(&mut self, slot: usize, values: Vec<f32>) -> Result<(), MathError> {
-        let seen =
-            self.seen.get_mut(slot).ok_or(MathError::NoSuchSlot { slot, slots: self.slots })?;
-        if *seen {
+        if slot >= self.slots {
+            return Err(MathError::NoSuchSlot { slot, slots: self.slots });
+        }
+        if self.seen.contains(&slot) {
             return Err(MathError::SlotTwice { slot });
         }
         check_length("a slot", *self.length.get_or_insert(values.len()), values.len())?;
-        *seen = true;
-        self.arrived += 1;
+        self.seen.insert(slot);
 
         let mut node = values;
         let mut index = slot;
@@ -104,13 +104,13 @@ impl TreeSum {
     /// Whether every slot has arrived.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.slots > 0 && self.arrived == self.slots
+        self.slots > 0 && self.seen.len() == self.slots
     }
 
     /// How many slots have arrived.
     #[must_use]
     pub fn arrived(&self) -> usize {
-        self.arrived
+        self.seen.len()
     }
 
     /// How many vectors are held in memory now.
@@ -124,7 +124,7 @@ impl TreeSum {
     /// # Errors
     /// When a slot is missing, or there are none.
     pub fn finish(mut self) -> Result<Vec<f32>, MathError> {
-        let incomplete = MathError::Incomplete { arrived: self.arrived, slots: self.slots };
+        let incomplete = MathError::Incomplete { arrived: self.seen.len(), slots: self.slots };
         if !self.is_complete() {
             return Err(incomplete);
         }

@@ -123,6 +123,8 @@ impl From<WorkerError> for Failure {
             WorkerError::UnknownModel { .. } | WorkerError::OtherSchema { .. } => {
                 Self::mistake(error.to_string())
             }
+            WorkerError::NotKept { .. } => Self::mistake(error.to_string())
+                .hint("start a worker of the program that made the run, where the data is"),
             other => Self::fault(causes(&other)),
         }
     }

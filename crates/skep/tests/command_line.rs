@@ -5,8 +5,10 @@ mod support;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use serde_json::Value;
+use skep_wire::{Frame, Layout, Manifest, RUN_METADATA, RunSpec, ShardRef};
 use support::{Ended, HiveSetup, free_port, run_to_end, skep, skep_command, wait_for};
 
 fn folder() -> tempfile::TempDir {
@@ -250,6 +252,27 @@ fn ask(setup: &HiveSetup, arguments: &str) -> Ended {
     run_to_end(skep_command(arguments).env("SKEP_HIVE", setup.url()))
 }
 
+/// A run like another one, whose data the hive does not keep: a worker of this program says so.
+fn not_for_this_program(setup: &HiveSetup, like: &str) {
+    let watch = setup.watch();
+    let view = watch.run(like);
+    let manifest =
+        Manifest { train: vec![ShardRef::named("attic/digits", 9)], ..Manifest::default() };
+    let (name, made_by) = ("elsewhere".to_owned(), String::new());
+    let spec = RunSpec { name, job: view.job, schema: view.schema, manifest, made_by };
+    let text = serde_json::to_string(&spec).expect("JSON");
+    let tensors = spec.schema.tensors().iter();
+    let tensors = tensors.map(|it| (it.name.clone(), it.dtype, it.shape.clone())).collect();
+    let metadata = [(RUN_METADATA.to_owned(), text)].into();
+    let layout = Layout::with_metadata(tensors, Some(metadata)).expect("a layout");
+    let file = Frame::zeros(Arc::new(layout)).as_bytes().to_vec();
+    watch.ask(watch.client.create_run(file.into())).expect("is created");
+    let ended = ask(setup, "worker --run elsewhere");
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("`attic/digits`") && ended.stderr.contains("hint: "));
+    assert!(ask(setup, "run show elsewhere").stdout.contains("attic/digits"));
+}
+
 #[test]
 fn runs_of_a_hive_are_managed_from_the_command_line() {
     let place = folder();
@@ -295,6 +318,7 @@ fn runs_of_a_hive_are_managed_from_the_command_line() {
         Some(ask(&setup, "logs digits").stdout).filter(|text| text.contains("the run has ended"))
     });
     assert!(logs.contains("ant  joined at version 1.0"), "{logs}");
+    not_for_this_program(&setup, "digits");
     assert_eq!(ask(&setup, "run create mnist --steps 0 --name other").code, Some(0));
     assert!(ask(&setup, "run stop other").stdout.contains("other: stopped"));
     let again = ask(&setup, "run resume other");

@@ -9,18 +9,56 @@ use crate::{Job, LeaseId, Schema, Version, WireError};
 /// it: the tensors of that file are version 0.
 pub const RUN_METADATA: &str = "skep.run";
 
-/// One object of a dataset.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// One object of a dataset: either kept by the hive, then it has a hash and bytes, or only known
+/// by name, then its bytes are where workers can read them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShardRef {
     /// SHA-256 of its bytes, in hexadecimal digits; also its name in the store.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hash: String,
+    /// What workers know it by, where the hive does not keep it: 1 to 128 visible ASCII characters.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
     /// How many samples it holds.
     pub samples: u64,
-    /// How many bytes it has.
+    /// How many bytes it has, where the hive keeps it.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes: u64,
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl ShardRef {
+    /// A shard that the hive keeps.
+    pub fn kept(hash: String, samples: u64, bytes: u64) -> Self {
+        Self { hash, name: String::new(), samples, bytes }
+    }
+
+    /// A shard that only workers can read.
+    pub fn named(name: &str, samples: u64) -> Self {
+        Self { hash: String::new(), name: name.to_owned(), samples, bytes: 0 }
+    }
+
+    /// Whether the hive keeps its bytes.
+    pub fn is_kept(&self) -> bool {
+        self.name.is_empty()
+    }
+
+    /// What it is called in requests: its hash, or its name.
+    pub fn id(&self) -> &str {
+        if self.is_kept() { &self.hash } else { &self.name }
+    }
+
+    /// Whether a text can be the name of a shard that the hive does not keep. What looks like a
+    /// hash cannot: a worker could not tell whose it is.
+    pub fn is_name(text: &str) -> bool {
+        (1..=128).contains(&text.len())
+            && text.bytes().all(|b| b.is_ascii_graphic())
+            && !Self::is_hash(text)
+    }
+
     /// Whether a text can be a shard's hash.
     pub fn is_hash(text: &str) -> bool {
         text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -322,10 +360,10 @@ pub struct LeaseRequest {
     /// How many seconds the worker has left, if that is bounded.
     #[serde(default)]
     pub seconds_left: Option<f64>,
-    /// Shards the worker has at hand, by hash: it gets slices of these if there are any.
+    /// Shards the worker has at hand, by hash or name: it gets slices of these if there are any.
     #[serde(default)]
     pub has: Vec<String>,
-    /// The only shards the worker can read, by hash, if it cannot read all.
+    /// The only shards the worker can read, by hash or name, if it cannot read all.
     #[serde(default)]
     pub only: Option<Vec<String>>,
     /// Seconds to wait for work before the answer is `wait`.
@@ -501,4 +539,25 @@ pub struct KeyIssued {
     pub id: String,
     /// The key itself.
     pub key: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_kept_or_named() {
+        let hash = "ab".repeat(32);
+        let kept = format!(r#"{{"hash":"{hash}","samples":4,"bytes":100}}"#);
+        let named = r#"{"name":"fashion/train","samples":60000}"#;
+        for (text, shard, id) in [
+            (kept.as_str(), ShardRef::kept(hash.clone(), 4, 100), hash.as_str()),
+            (named, ShardRef::named("fashion/train", 60_000), "fashion/train"),
+        ] {
+            assert_eq!(serde_json::from_str::<ShardRef>(text).expect("a shard"), shard);
+            assert_eq!(serde_json::to_string(&shard).expect("JSON"), text);
+            assert_eq!(shard.id(), id);
+        }
+        assert!(serde_json::from_str::<ShardRef>(r#"{"name":"x"}"#).is_err());
+    }
 }

@@ -83,6 +83,16 @@ pub enum WorkerError {
         /// Its model.
         kind: String,
     },
+    /// The run's data is where this program cannot read it.
+    #[error(
+        "run `{run}` has data that its hive does not keep (`{shard}`); this program cannot read it"
+    )]
+    NotKept {
+        /// The run.
+        run: String,
+        /// A shard of it.
+        shard: String,
+    },
     /// The model.
     #[error(transparent)]
     Learn(#[from] skep_learn::LearnError),

@@ -20,9 +20,9 @@ impl ShardCache {
         Self { limit, held: VecDeque::new() }
     }
 
-    /// The hashes of what is at hand.
-    pub(crate) fn hashes(&self) -> Vec<String> {
-        self.held.iter().map(|(shard, _)| shard.hash.clone()).collect()
+    /// What is at hand, as a request for a lease names it.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.held.iter().map(|(shard, _)| shard.id().to_owned()).collect()
     }
 
     /// A shard, from memory or from the hive.
@@ -32,12 +32,16 @@ impl ShardCache {
         run: &str,
         shard: &ShardRef,
     ) -> Result<Arc<Table>, WorkerError> {
-        if let Some(at) = self.held.iter().position(|(held, _)| held.hash == shard.hash)
+        if let Some(at) = self.held.iter().position(|(held, _)| held.id() == shard.id())
             && let Some(entry) = self.held.remove(at)
         {
             let table = entry.1.clone();
             self.held.push_back(entry);
             return Ok(table);
+        }
+        if !shard.is_kept() {
+            let (run, shard) = (run.to_owned(), shard.name.clone());
+            return Err(WorkerError::NotKept { run, shard });
         }
         self.make_room(shard.bytes);
         let bytes = client.shard(run, &shard.hash).await?;

@@ -10,7 +10,7 @@ use skep_data::Table;
 use skep_learn::{Compute, Task};
 use skep_wire::{
     ContributionKind, Encoding, Envelope, ErrorCode, EvaluationCounts, Frame, Layout, LeaseAnswer,
-    LeaseKind, LeaseRequest, LeaseView, LogLine, RunView, Version,
+    LeaseKind, LeaseRequest, LeaseView, LogLine, RunView, ShardRef, Version,
 };
 
 use crate::heartbeat::Heartbeat;
@@ -114,6 +114,21 @@ async fn choose_run(
     }
 }
 
+/// What this program can read, where the hive does not keep everything.
+fn kept_shards(view: &RunView) -> Result<Option<Vec<String>>, WorkerError> {
+    let shards = || view.manifest.shards();
+    if shards().all(ShardRef::is_kept) {
+        return Ok(None);
+    }
+    let kept: Vec<_> =
+        shards().filter(|shard| shard.is_kept()).map(|shard| shard.hash.clone()).collect();
+    if kept.is_empty() {
+        let shard = shards().next().map(|shard| shard.name.clone()).unwrap_or_default();
+        return Err(WorkerError::NotKept { run: view.name.clone(), shard });
+    }
+    Ok(Some(kept))
+}
+
 /// One worker's time with one run.
 struct Session<'session> {
     client: &'session Client,
@@ -137,6 +152,8 @@ struct Session<'session> {
     batch: Table,
     rows: Vec<u64>,
     shards: ShardCache,
+    /// The shards that the hive keeps, where it does not keep all.
+    only: Option<Vec<String>>,
     busy: Duration,
     waited: Duration,
 }
@@ -190,6 +207,7 @@ impl<'session> Session<'session> {
             batch: Table::default(),
             rows: Vec::new(),
             shards: ShardCache::new(settings.cache_bytes),
+            only: kept_shards(view)?,
             busy: Duration::ZERO,
             waited: Duration::ZERO,
         };
@@ -259,8 +277,8 @@ impl<'session> Session<'session> {
             worker: self.name.to_owned(),
             engine: self.engine.clone(),
             seconds_left: left,
-            has: self.shards.hashes(),
-            only: None,
+            has: self.shards.ids(),
+            only: self.only.clone(),
             wait: left.map_or(20.0, |left| left.min(20.0)),
             waiting: if all > 0.0 { self.waited.as_secs_f64() / all } else { 0.0 },
         };

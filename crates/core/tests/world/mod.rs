@@ -331,10 +331,20 @@ impl World {
     fn check_grant(&self, grant: &Grant, nonce: u128, request: &Request) {
         assert_eq!(grant.id, nonce);
         assert!(!grant.range.is_empty());
-        let Assignment::Train { epoch, shard, offset } = grant.assignment else { return };
+        let (epoch, shard, offset) = match grant.assignment {
+            Assignment::Train { epoch, shard, offset } => (epoch, shard, offset),
+            Assignment::Evaluate { split, shard, .. } => {
+                let readable = request.only.as_ref().map(|only| match split {
+                    EvaluationSplit::Validation => &only.validation,
+                    EvaluationSplit::Test => &only.test,
+                });
+                assert!(readable.is_none_or(|readable| readable.contains(&shard)));
+                return;
+            }
+        };
         let plan = self.run.plan();
         assert_eq!((epoch, grant.base), (self.run.epoch(), self.run.number()));
-        assert!(request.only.as_ref().is_none_or(|only| only.contains(&shard)));
+        assert!(request.only.as_ref().is_none_or(|only| only.train.contains(&shard)));
         let place = Order::new(plan.seed, epoch, &plan.shards).places().to_vec();
         let place = place.iter().find(|place| place.shard == shard).expect("the shard's place");
         assert_eq!(grant.range.start, place.start + offset);

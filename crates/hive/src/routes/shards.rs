@@ -29,10 +29,15 @@ pub(crate) async fn get_shard(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let handle = hive.run(&run)?;
-    let known = handle.spec.manifest.shards().find(|known| known.hash == shard);
-    let known = known
-        .filter(|_| handle.shards.contains(&shard))
-        .ok_or_else(|| ApiError::not_found("the run has no such shard"))?;
+    let known = handle.shards.get(&shard);
+    let known = known.ok_or_else(|| ApiError::not_found("the run has no such shard"))?;
+    if !known.is_kept() {
+        return Err(ApiError::new(
+            ErrorCode::NotFound,
+            "the hive does not keep this shard",
+            "only workers that have it can read it; name what a worker can read in `only`",
+        ));
+    }
     let explain = |error: DataError| ApiError::internal(&error);
     let mut response = match range(&headers, known.bytes)? {
         None => {

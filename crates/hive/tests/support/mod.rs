@@ -286,7 +286,7 @@ pub(crate) fn shard(samples: u64) -> Bytes {
 
 fn reference(samples: u64) -> ShardRef {
     let bytes = shard(samples);
-    ShardRef { hash: shard_hash(&bytes), samples, bytes: bytes.len() as u64 }
+    ShardRef::kept(shard_hash(&bytes), samples, bytes.len() as u64)
 }
 
 /// A request on a connection of its own.
