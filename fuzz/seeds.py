@@ -55,7 +55,8 @@ JOB = {"run": {"epochs": 1, "seed": 7}, "train": {"batch": 4, "every": 2, "encod
 SPEC = {"name": "bees", "job": JOB, "schema": SCHEMA,
         "manifest": {"source": "here", "train": [SHARD], "validation": [NAMED], "test": [SHARD]}}
 MESSAGES = {
-    "l": {"worker": "bee", "engine": "flex", "seconds_left": 40.0, "has": ["ab" * 32], "wait": 1.0},
+    "l": {"worker": "bee", "engine": "flex", "seconds_left": 40.0, "has": ["ab" * 32],
+          "kinds": ["train", "evaluate"], "wait": 1.0},
     "a": {"answer": "wait", "seconds": 0.5, "reason": "paused"},
     "r": SPEC, "j": JOB, "s": SCHEMA, "m": SPEC["manifest"],
     "k": {"role": "worker", "run": "bees", "seconds": 60.0},

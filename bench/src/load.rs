@@ -81,6 +81,7 @@ async fn push(
             seconds_left: None,
             has: vec![],
             only: None,
+            kinds: vec![],
             wait: 1.0,
             waiting: 0.0,
         };

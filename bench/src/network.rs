@@ -48,6 +48,7 @@ pub(crate) fn measure() -> Result<Vec<Row>, Failure> {
                 seconds_left: None,
                 has: vec![],
                 only: None,
+                kinds: vec![],
                 wait: 0.0,
                 waiting: 0.0,
             },

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::evaluation::Evaluation;
-use crate::lease::{Assignment, Grant, Lease, Request};
+use crate::lease::{Assignment, Grant, Lease, Request, Takes};
 use crate::ledger::{Taken, Wish};
 use crate::run::{Run, Status};
 use crate::{Millis, Policy};
@@ -42,15 +42,23 @@ impl Run {
             Status::Paused => return wait(now + 1000, "the run is paused"),
             Status::Running | Status::Measuring => {}
         }
-        if let Some(grant) = self.grant_evaluation(now, nonce, request) {
+        if request.takes != Takes::Training
+            && let Some(grant) = self.grant_evaluation(now, nonce, request)
+        {
             return LeaseDecision::Granted(grant);
         }
         if self.status == Status::Measuring {
-            let reason = if self.evaluation.as_ref().is_some_and(Evaluation::is_open) {
+            let reason = if request.takes == Takes::Training {
+                "training is over, and this worker takes no evaluations"
+            } else if self.evaluation.as_ref().is_some_and(Evaluation::is_open) {
                 "what is left to measure lies in shards this worker cannot read"
             } else {
                 "others are measuring the final version"
             };
+            return wait(self.recheck(now), reason);
+        }
+        if request.takes == Takes::Evaluations {
+            let reason = "there is nothing to measure now, and this worker takes only evaluations";
             return wait(self.recheck(now), reason);
         }
         if self.takes_too_long(request) {

@@ -17,6 +17,20 @@ pub struct Request {
     pub has: Vec<usize>,
     /// The only shards it can read.
     pub only: Option<Readable>,
+    /// Which kinds of work it takes.
+    pub takes: Takes,
+}
+
+/// Which kinds of work a worker takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Takes {
+    /// All.
+    #[default]
+    Anything,
+    /// No evaluations.
+    Training,
+    /// Nothing but evaluations.
+    Evaluations,
 }
 
 /// Shards that a worker can read, by their places in the plan.

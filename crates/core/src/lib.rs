@@ -17,7 +17,7 @@ mod round;
 mod run;
 
 pub use evaluation::{Counts, EvaluationSplit, Measured};
-pub use lease::{Assignment, Grant, Readable, Request};
+pub use lease::{Assignment, Grant, Readable, Request, Takes};
 pub use ledger::{Gap, Interval, LedgerSnapshot};
 pub use plan::{LeaseTimes, Limit, Plan, PlanError, Policy, PolicySettings};
 pub use run::{

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use skep_core::{
     Accepted, Assignment, Contribution, EvaluationSplit, Grant, LeaseDecision, Limit, Millis,
-    Notice, Plan, Policy, Readable, Refusal, Request, Run, Status,
+    Notice, Plan, Policy, Readable, Refusal, Request, Run, Status, Takes,
 };
 use world::{TIMES, World, plan, rounds};
 
@@ -24,6 +24,7 @@ enum Event {
         only: Option<u8>,
         has: Option<usize>,
         time_left: Option<Millis>,
+        takes: Takes,
     },
     /// Sends the next contribution, perhaps a short one.
     Push {
@@ -80,12 +81,13 @@ fn events(gentle: bool) -> impl Strategy<Value = Vec<Event>> {
         prop::option::weighted(0.2, any::<u8>()),
         prop::option::weighted(0.3, 0..4usize),
         prop::option::weighted(0.2, prop_oneof![0..5000u64, Just(u64::MAX)]),
+        prop_oneof![3 => Just(Takes::Anything), 1 => Just(Takes::Training), 1 => Just(Takes::Evaluations)],
     );
     let long = if gentle { 1..2 } else { 100..20_000u64 };
     let bad = if gentle { Event::AgainAtOnce } else { Event::BadVersion };
     let event = prop_oneof![
-        20 => ask.prop_map(|(worker, only, has, time_left)| {
-            Event::Ask { worker, only, has, time_left }
+        20 => ask.prop_map(|(worker, only, has, time_left, takes)| {
+            Event::Ask { worker, only, has, time_left, takes }
         }),
         30 => (worker.clone(), prop_oneof![4 => Just(u64::MAX), 1 => 1..4u64])
             .prop_map(|(worker, most)| Event::Push { worker, most }),
@@ -148,7 +150,7 @@ fn happen(world: &mut World, workers: usize, events: &[Event]) {
     let mut delayed = Vec::new();
     for event in events {
         match *event {
-            Event::Ask { worker, only, has, time_left } => {
+            Event::Ask { worker, only, has, time_left, takes } => {
                 let shards = |bits: u8| (0..8).filter(|bit| bits >> bit & 1 == 1).collect();
                 let only = only.map(|bits| Readable {
                     train: shards(bits),
@@ -156,7 +158,7 @@ fn happen(world: &mut World, workers: usize, events: &[Event]) {
                     test: shards(bits.rotate_left(5)),
                 });
                 let has = has.into_iter().collect();
-                world.ask(&Request { worker: name(worker), time_left, has, only });
+                world.ask(&Request { worker: name(worker), time_left, has, only, takes });
             }
             Event::Push { worker, most } => drop(world.push(&name(worker), most)),
             Event::PushUnheard { worker } => {
@@ -641,6 +643,46 @@ fn an_evaluation_that_is_given_up_takes_its_leases_along() {
     assert!(matches!(world.push("slow", u64::MAX), Some(Err(Refusal::Gone(_)))));
     world.finish(1, |_| false);
     assert_eq!(world.run.status(), (&Status::Done, "the final version could not be measured"));
+}
+
+/// Trainers and evaluators each get their own work, wait for it, and hear of the end.
+#[test]
+fn a_worker_gets_only_what_it_takes() {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+        let plan = Plan {
+            validation: vec![10],
+            test: vec![10],
+            ..plan(&[12], 4, policy, Limit::Epochs(2))
+        };
+        let mut world = World::new(plan);
+        let trainer = Request { takes: Takes::Training, ..request("trainer") };
+        let judge = Request { takes: Takes::Evaluations, ..request("judge") };
+        let waits = |decision: LeaseDecision, why: &str| match decision {
+            LeaseDecision::Wait { reason, .. } => assert!(reason.contains(why), "{reason}"),
+            other => panic!("{other:?}"),
+        };
+        for epoch in 0..2 {
+            waits(world.ask(&judge), "only evaluations");
+            while world.run.epoch() == epoch && *world.status() == Status::Running {
+                granted(&mut world, &trainer);
+                while world.push("trainer", u64::MAX).is_some() {}
+            }
+            if epoch == 0 {
+                // The trainer goes on, though there is something to measure.
+                granted(&mut world, &trainer);
+                granted(&mut world, &judge);
+                world.push("judge", u64::MAX).unwrap().unwrap();
+                while world.push("trainer", u64::MAX).is_some() {}
+            }
+        }
+        for _ in 0..2 {
+            waits(world.ask(&trainer), "no evaluations");
+            granted(&mut world, &judge);
+            world.push("judge", u64::MAX).unwrap().unwrap();
+        }
+        assert_eq!(world.ask(&trainer), LeaseDecision::Done);
+        assert_eq!(world.ask(&judge), LeaseDecision::Done);
+    }
 }
 
 /// Who keeps a version for its measurement is told when there will be none.

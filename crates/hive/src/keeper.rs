@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use skep_core::{
     Accepted, Assignment, Contribution, Counts, EvaluationSplit, LeaseDecision, Limit, Measured,
-    Millis, Notice, Policy, Readable, Request, Run, RunSnapshot, Status,
+    Millis, Notice, Policy, Readable, Request, Run, RunSnapshot, Status, Takes,
 };
 use skep_wire::{
     Envelope, ErrorCode, Evaluated, EvaluationCounts, Event, Frame, LeaseAnswer, LeaseId,
@@ -452,6 +452,7 @@ impl Keeper {
             time_left: request.seconds_left.map(|seconds| (seconds.max(0.0) * 1000.0) as Millis),
             has: places(&request.has, Split::Train),
             only: request.only.as_deref().map(readable),
+            takes: takes(&request.kinds),
         }
     }
 
@@ -937,6 +938,17 @@ fn core_contribution(envelope: &Envelope) -> Contribution {
 /// word for that, and a checkpoint with one could not be read again.
 fn can_be_a_loss(mean: f64) -> bool {
     mean.abs() <= f64::from(f32::MAX)
+}
+
+/// All kinds where none is named.
+fn takes(kinds: &[LeaseKind]) -> Takes {
+    let trains = kinds.contains(&LeaseKind::Train);
+    let evaluates = kinds.contains(&LeaseKind::Evaluate);
+    match (trains, evaluates) {
+        (true, false) => Takes::Training,
+        (false, true) => Takes::Evaluations,
+        _ => Takes::Anything,
+    }
 }
 
 fn wire_split(split: EvaluationSplit) -> Split {

@@ -174,6 +174,41 @@ async fn evaluations_are_leased_checked_and_kept() {
     check(&hive.view("bees").await);
 }
 
+/// Who only evaluates waits for that, is woken by it, and hears of the end; and so does who only
+/// trains.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_gets_the_kinds_of_leases_it_takes() {
+    let hive = TestHive::open().await;
+    let mut run = one_slice();
+    run.test = vec![8];
+    hive.create(&run).await;
+    let ask = |kinds: Value, wait: f64| {
+        hive.ask("bees", json!({ "worker": kinds.to_string(), "kinds": kinds, "wait": wait }))
+    };
+    let reason = |answer: LeaseAnswer| match answer {
+        LeaseAnswer::Wait { reason, .. } => reason,
+        other => panic!("{other:?}"),
+    };
+    assert!(reason(ask(json!(["evaluate"]), 0.0).await).contains("only evaluations"));
+    let lease = hive.lease("bees", "bee").await;
+    let gradient = run.gradient(-1.0);
+    let training = hive.work(&run, &lease, &gradient);
+    let (judge, ()) = tokio::join!(ask(json!(["evaluate"]), 20.0), training);
+    let LeaseAnswer::Lease(judge) = judge else { panic!("{judge:?}") };
+    assert_eq!(judge.kind, LeaseKind::Evaluate);
+    assert!(reason(ask(json!(["train"]), 0.0).await).contains("no evaluations"));
+    hive.call(Method::DELETE, &lease_path(&judge)).ok().await;
+    let LeaseAnswer::Lease(judge) = ask(json!(["train", "evaluate"]), 0.0).await else {
+        panic!("no lease")
+    };
+    let counts = Envelope { kind: ContributionKind::Evaluation, ..envelope(&judge) };
+    let body = json!({ "loss_sum": 8.0, "correct": 4 }).to_string();
+    let counted = async { drop(hive.push("bees", &counts, body).ok().await) };
+    let (end, ()) = tokio::join!(ask(json!(["train"]), 20.0), counted);
+    assert!(matches!(end, LeaseAnswer::Done { .. }), "{end:?}");
+    assert!(matches!(ask(json!(["evaluate"]), 20.0).await, LeaseAnswer::Done { .. }));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_for_work_are_checked() {
     let hive = TestHive::open().await;
@@ -191,6 +226,7 @@ async fn requests_for_work_are_checked() {
         json!({ "worker": "bee", "waiting": "long" }),
         json!({ "worker": "bee", "rank": 0 }),
         json!({ "worker": "bee", "has": "everything" }),
+        json!({ "worker": "bee", "kinds": ["rest"] }),
     ] {
         ask(request).refused(ErrorCode::BadRequest).await;
     }

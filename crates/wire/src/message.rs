@@ -366,6 +366,9 @@ pub struct LeaseRequest {
     /// The only shards the worker can read, by hash or name, if it cannot read all.
     #[serde(default)]
     pub only: Option<Vec<String>>,
+    /// Which kinds of leases the worker takes; all of them where none is named.
+    #[serde(default)]
+    pub kinds: Vec<LeaseKind>,
     /// Seconds to wait for work before the answer is `wait`.
     #[serde(default)]
     pub wait: f64,

@@ -279,6 +279,7 @@ impl<'session> Session<'session> {
             seconds_left: left,
             has: self.shards.ids(),
             only: self.only.clone(),
+            kinds: vec![],
             wait: left.map_or(20.0, |left| left.min(20.0)),
             waiting: if all > 0.0 { self.waited.as_secs_f64() / all } else { 0.0 },
         };

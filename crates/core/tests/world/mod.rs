@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use skep_core::position::{Order, sample};
 use skep_core::{
     Accepted, Assignment, Contribution, Counts, EvaluationSplit, Grant, LeaseDecision, LeaseTimes,
-    Limit, Millis, Notice, Plan, Policy, Refusal, Request, Run, RunSnapshot, Status, Step,
+    Limit, Millis, Notice, Plan, Policy, Refusal, Request, Run, RunSnapshot, Status, Step, Takes,
 };
 
 /// A sample: shard and index.
@@ -331,6 +331,11 @@ impl World {
     fn check_grant(&self, grant: &Grant, nonce: u128, request: &Request) {
         assert_eq!(grant.id, nonce);
         assert!(!grant.range.is_empty());
+        let other = match grant.assignment {
+            Assignment::Train { .. } => Takes::Evaluations,
+            Assignment::Evaluate { .. } => Takes::Training,
+        };
+        assert_ne!(request.takes, other, "not what the worker takes");
         let (epoch, shard, offset) = match grant.assignment {
             Assignment::Train { epoch, shard, offset } => (epoch, shard, offset),
             Assignment::Evaluate { split, shard, .. } => {
@@ -613,8 +618,8 @@ impl World {
         self.after_event();
     }
 
-    /// Reliable workers bring the run home: each asks, then each pushes all it has. Ends when the
-    /// run does or `until` says so.
+    /// Reliable workers bring the run home: each asks, then each pushes all it has. Of several, one
+    /// only trains and one only evaluates. Ends when the run does or `until` says so.
     pub(crate) fn finish(&mut self, workers: usize, until: impl Fn(&Run) -> bool) {
         self.resume();
         let names: Vec<_> = (0..workers).map(|it| format!("reliable-{it}")).collect();
@@ -626,8 +631,13 @@ impl World {
                 return;
             }
             let mut again = Millis::MAX;
-            for name in &names {
-                match self.ask(&Request { worker: name.clone(), ..Request::default() }) {
+            for (at, name) in names.iter().enumerate() {
+                let takes = match at {
+                    0 if workers > 1 => Takes::Training,
+                    1 => Takes::Evaluations,
+                    _ => Takes::Anything,
+                };
+                match self.ask(&Request { worker: name.clone(), takes, ..Request::default() }) {
                     LeaseDecision::Granted(_) => again = 0,
                     LeaseDecision::Wait { until, .. } => {
                         assert!(until > self.now, "waiting for the past");
