@@ -37,6 +37,7 @@ LEASE = "0123456789abcdef0123456789abcdef"
 write("envelope", "full", (
     f"skep-lease: {LEASE}\nskep-sequence: 0\nskep-first: 128\nskep-count: 32\nskep-base: 2.140\n"
     "skep-kind: gradient\nskep-encoding: bf16\nskep-loss: 0.5\nskep-want: f32\nskep-have: 2.139\n"
+    "skep-without: frozen\n"
 ).encode())
 write("envelope", "receipt", b"skep-outcome: stepped\nskep-version: 2.141\nskep-durable: 2.100\n")
 for name in ["2.140", LEASE, "bf16", "mnist-2", "ab" * 32]:

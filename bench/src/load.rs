@@ -101,6 +101,7 @@ async fn push(
                 loss: Some(1.0),
                 want: Some(Encoding::F32),
                 have,
+                without: None,
             };
             match client.contribute(&run, &envelope, body.clone()).await {
                 Ok((receipt, _)) => have = Some(receipt.version),

@@ -65,6 +65,7 @@ pub(crate) fn measure() -> Result<Vec<Row>, Failure> {
             loss: None,
             want: None,
             have: None,
+            without: None,
         };
         let start = Instant::now();
         runtime.block_on(client.contribute("push", &envelope, body.clone()))?;

@@ -18,7 +18,7 @@ use crate::events::Events;
 use crate::keeper::{Command, Keeper, KeeperParts, KeptState};
 use crate::metrics::Counters;
 use crate::model::Model;
-use crate::published::{Published, frame_bytes};
+use crate::published::{FormLayouts, Published, frame_bytes};
 use crate::run_handle::RunHandle;
 use crate::{Access, ApiError, Deadlines, HiveError};
 
@@ -271,11 +271,9 @@ impl Hive {
         if let Some(state) = optimiser {
             model.restore_optimiser(state).map_err(wrong)?;
         }
-        let narrow = Layout::of_version(&spec.schema, Encoding::Bf16)
-            .map_err(|error| wrong(error.to_string()))?;
+        let layouts = FormLayouts::new(&spec.schema).map_err(|error| wrong(error.to_string()))?;
         let version = Version::new(self.generation, run.number());
-        let published =
-            Arc::new(Published::new(version, model.current().clone(), Arc::new(narrow)));
+        let published = Arc::new(Published::new(version, model.current().clone(), layouts));
         let events = Arc::new(Events::default());
         let counters = Arc::new(Counters::default());
         let (commands, inbox) = std::sync::mpsc::channel();

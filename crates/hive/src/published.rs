@@ -8,18 +8,57 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
-use skep_wire::{Encoding, Frame, Layout, Version};
+use skep_wire::{Encoding, Frame, Layout, Role, Schema, Version, WireError, Without};
 use tokio::sync::watch;
 
 /// How many snapshots may be alive at once before readers are asked to come back.
 pub(crate) const MOST_SNAPSHOTS: usize = 64;
 
-/// One version, as readers get it.
+/// In which form a reader wants a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub(crate) encoding: Encoding,
+    pub(crate) without: Option<Without>,
+}
+
+impl Form {
+    /// The name of a version in this form.
+    pub(crate) fn tag(self, version: Version) -> String {
+        let encoding = self.encoding.as_str();
+        match self.without {
+            None => format!("{version}.{encoding}"),
+            Some(without) => format!("{version}.{encoding}.without-{}", without.as_str()),
+        }
+    }
+}
+
+/// The layouts of the forms that are not the version itself.
+pub(crate) struct FormLayouts {
+    narrow: Arc<Layout>,
+    /// Without frozen tensors, wide and narrow; where there are none, that is the whole version.
+    changing: Option<(Arc<Layout>, Arc<Layout>)>,
+}
+
+impl FormLayouts {
+    pub(crate) fn new(schema: &Schema) -> Result<Self, WireError> {
+        let changing = |encoding| Layout::of_changing(schema, encoding).map(Arc::new);
+        let any_frozen = schema.tensors().iter().any(|tensor| tensor.role == Role::Frozen);
+        let both = || Ok((changing(Encoding::F32)?, changing(Encoding::Bf16)?));
+        Ok(Self {
+            narrow: Arc::new(Layout::of_version(schema, Encoding::Bf16)?),
+            changing: any_frozen.then(both).transpose()?,
+        })
+    }
+}
+
+/// One version, as readers get it. Other forms of it are made once, when someone wants them.
 pub(crate) struct Snapshot {
     pub(crate) version: Version,
     pub(crate) frame: Arc<Frame>,
     narrow: OnceLock<Bytes>,
-    narrow_layout: Arc<Layout>,
+    changing: OnceLock<Bytes>,
+    narrow_changing: OnceLock<Bytes>,
+    layouts: Arc<FormLayouts>,
     alive: Arc<AtomicUsize>,
 }
 
@@ -45,19 +84,24 @@ impl AsRef<[u8]> for SnapshotBytes {
 }
 
 impl Snapshot {
-    /// The safetensors file in an encoding, shared, not copied; it keeps the snapshot alive.
-    pub(crate) fn bytes(self: &Arc<Self>, encoding: Encoding) -> Bytes {
-        let bytes = match encoding {
-            Encoding::Bf16 => self
-                .narrow
-                .get_or_init(|| match self.frame.convert(&self.narrow_layout) {
-                    Ok(narrow) => frame_bytes(&Arc::new(narrow)),
-                    Err(error) => unreachable!("both layouts are the run's own: {error}"),
-                })
-                .clone(),
-            _ => frame_bytes(&self.frame),
+    /// The safetensors file in a form, shared, not copied; it keeps the snapshot alive.
+    pub(crate) fn bytes(self: &Arc<Self>, form: Form) -> Bytes {
+        let changing = form.without.and(self.layouts.changing.as_ref());
+        let bytes = match (form.encoding, changing) {
+            (Encoding::Bf16, None) => self.made(&self.narrow, &self.layouts.narrow),
+            (Encoding::Bf16, Some((_, narrow))) => self.made(&self.narrow_changing, narrow),
+            (_, None) => frame_bytes(&self.frame),
+            (_, Some((wide, _))) => self.made(&self.changing, wide),
         };
         Bytes::from_owner(SnapshotBytes { snapshot: self.clone(), bytes })
+    }
+
+    fn made(&self, place: &OnceLock<Bytes>, layout: &Arc<Layout>) -> Bytes {
+        let make = || match self.frame.convert(layout) {
+            Ok(frame) => frame_bytes(&Arc::new(frame)),
+            Err(error) => unreachable!("both layouts are the run's own: {error}"),
+        };
+        place.get_or_init(make).clone()
     }
 }
 
@@ -82,35 +126,38 @@ pub(crate) fn frame_bytes(frame: &Arc<Frame>) -> Bytes {
 pub(crate) struct Published {
     newest: watch::Sender<Arc<Snapshot>>,
     pinned: Mutex<BTreeMap<Version, Arc<Snapshot>>>,
-    narrow_layout: Arc<Layout>,
+    layouts: Arc<FormLayouts>,
     alive: Arc<AtomicUsize>,
 }
 
 impl Published {
-    pub(crate) fn new(version: Version, frame: Arc<Frame>, narrow_layout: Arc<Layout>) -> Self {
+    pub(crate) fn new(version: Version, frame: Arc<Frame>, layouts: FormLayouts) -> Self {
         let alive = Arc::new(AtomicUsize::new(0));
-        let first = Self::snapshot(&alive, version, frame, &narrow_layout);
-        Self { newest: watch::Sender::new(first), pinned: Mutex::default(), narrow_layout, alive }
+        let layouts = Arc::new(layouts);
+        let first = Self::snapshot(&alive, version, frame, &layouts);
+        Self { newest: watch::Sender::new(first), pinned: Mutex::default(), layouts, alive }
     }
 
     fn snapshot(
         alive: &Arc<AtomicUsize>,
         version: Version,
         frame: Arc<Frame>,
-        narrow_layout: &Arc<Layout>,
+        layouts: &Arc<FormLayouts>,
     ) -> Arc<Snapshot> {
         alive.fetch_add(1, Ordering::Relaxed);
         Arc::new(Snapshot {
             version,
             frame,
             narrow: OnceLock::new(),
-            narrow_layout: narrow_layout.clone(),
+            changing: OnceLock::new(),
+            narrow_changing: OnceLock::new(),
+            layouts: layouts.clone(),
             alive: alive.clone(),
         })
     }
 
     pub(crate) fn publish(&self, version: Version, frame: Arc<Frame>) {
-        let next = Self::snapshot(&self.alive, version, frame, &self.narrow_layout);
+        let next = Self::snapshot(&self.alive, version, frame, &self.layouts);
         self.newest.send_replace(next);
     }
 

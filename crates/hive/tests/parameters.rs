@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use half::bf16;
 use serde_json::json;
-use skep_wire::{Dtype, Encoding, ErrorCode, Frame, FrameView, Layout, LeaseAnswer, LeaseKind};
-use support::{RunSetup, TestHive, envelope};
+use skep_wire::{
+    Dtype, Encoding, ErrorCode, Frame, FrameView, Layout, LeaseAnswer, LeaseKind, Role, Without,
+};
+use support::{RunSetup, TestHive, envelope, tensor};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_has_a_tag_and_is_sent_once() {
@@ -75,9 +77,15 @@ async fn waiting_ends_with_a_version_or_with_the_time() {
 async fn mistakes_in_the_address_are_named() {
     let hive = TestHive::open().await;
     hive.create(&RunSetup::new("bees", 5)).await;
-    for query in
-        ["vresion=1.0", "encoding=f16", "version=1", "version=1.0&version=1.0", "version=-1.0"]
-    {
+    for query in [
+        "vresion=1.0",
+        "encoding=f16",
+        "without=trainable",
+        "without=",
+        "version=1",
+        "version=1.0&version=1.0",
+        "version=-1.0",
+    ] {
         let path = format!("/v1/runs/bees/parameters?{query}");
         hive.get(&path).refused(ErrorCode::BadRequest).await;
     }
@@ -112,6 +120,97 @@ async fn a_version_under_measurement_is_kept_until_it_is_measured() {
     let body = json!({ "loss_sum": 8.0, "correct": 4 }).to_string();
     hive.push("bees", &counts, body).ok().await;
     pinned().refused(ErrorCode::NotFound).await;
+}
+
+/// What never changes need not be sent again: to who pulls, and to who pushes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_can_be_had_without_its_frozen_tensors() {
+    let hive = TestHive::open().await;
+    let mut run = RunSetup::new("bees", 5);
+    run.tensors.push(tensor("a", Dtype::F32, &[1000], Role::Frozen));
+    run.tensors.push(tensor("z", Dtype::F32, &[3], Role::Frozen));
+    run.tensors.push(tensor("steps", Dtype::I64, &[], Role::Frozen));
+    let slow = Role::Ema { of: "w".to_owned(), tau: 0.5 };
+    run.tensors.push(tensor("x", Dtype::F32, &[5], slow));
+    let last = skep_wire::BufferMerge::Last;
+    run.tensors.push(tensor("count", Dtype::I64, &[2], Role::Buffer { merge: last }));
+    let start = |frame: &mut Frame| {
+        let numbers = frame.floats_mut().iter_mut().enumerate();
+        numbers.for_each(|(at, number)| *number = at as f32 / 7.0);
+    };
+    hive.create_from(&run, start).await;
+    let sent = async || -> u64 {
+        let text = hive.get("/metrics").ok().await;
+        let text = String::from_utf8(text.body.to_vec()).expect("text");
+        let line =
+            text.lines().find(|line| line.starts_with("skep_sent_bytes_total{")).expect(&text);
+        line.rsplit(' ').next().expect("a number").parse().expect("a number")
+    };
+    let path = "/v1/runs/bees/parameters";
+    for encoding in ["f32", "bf16"] {
+        let whole = hive.get(&format!("{path}?encoding={encoding}")).ok().await;
+        let before = sent().await;
+        let query = format!("{path}?encoding={encoding}&without=frozen");
+        let part = hive.get(&query).ok().await;
+        let tag = format!("\"1.0.{encoding}.without-frozen\"");
+        assert_eq!((part.text("etag"), part.version().to_string().as_str()), (&*tag, "1.0"));
+        assert_eq!(part.text("content-length"), part.body.len().to_string());
+        assert_eq!(sent().await - before, part.body.len() as u64, "what was sent was counted");
+        assert_changing(&whole.body, &part.body);
+        assert!(part.body.len() + 1000 * 2 < whole.body.len());
+        let parsed: Encoding = encoding.parse().expect("an encoding");
+        let layout = Layout::of_changing(&run.schema(), parsed).expect("a layout");
+        assert!(part.body.starts_with(layout.prefix()), "the canonical header");
+        let same = hive.get(&query).header("if-none-match", &tag).send().await;
+        assert_eq!((same.status, same.body.len()), (304, 0));
+        // The whole version is something else, and the other way round.
+        let full = format!("\"1.0.{encoding}\"");
+        hive.get(&query).header("if-none-match", &full).ok().await;
+        hive.get(path).header("if-none-match", &tag).ok().await;
+    }
+
+    let wait = format!("{path}?without=frozen&wait=25s");
+    let wait = hive.get(&wait).header("if-none-match", "\"1.0.f32.without-frozen\"");
+    let lease = hive.lease("bees", "bee").await;
+    let mut push = envelope(&lease);
+    push.want = Some(Encoding::F32);
+    push.have = Some(lease.base);
+    push.without = Some(Without::Frozen);
+    let push = hive.push("bees", &push, run.gradient(-1.0).as_bytes().to_vec());
+    let (waited, pushed) = tokio::join!(wait.ok(), push.ok());
+    assert_eq!(waited.text("etag"), "\"1.1.f32.without-frozen\"");
+    assert_eq!(pushed.receipt().version.to_string(), "1.1");
+    assert_eq!(pushed.body, waited.body);
+    let whole = hive.get(path).ok().await;
+    assert_changing(&whole.body, &pushed.body);
+    hive.push("bees", &envelope(&hive.lease("bees", "bee").await), "")
+        .header("skep-without", "everything")
+        .refused(ErrorCode::BadRequest)
+        .await;
+}
+
+/// Checks that a file has all tensors of another one but the frozen ones.
+#[track_caller]
+fn assert_changing(whole: &[u8], part: &[u8]) {
+    let (whole, part) = (FrameView::parse(whole), FrameView::parse(part));
+    let (whole, part) = (whole.expect("a file").tensors, part.expect("a file").tensors);
+    let mut names: Vec<_> = part.names();
+    names.sort_unstable();
+    assert_eq!(names, ["count", "w", "x"]);
+    for name in names {
+        let (all, some) = (whole.tensor(name), part.tensor(name));
+        assert_eq!(all.expect("is there"), some.expect("is there"), "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_frozen_tensors_there_is_nothing_to_leave_out() {
+    let hive = TestHive::open().await;
+    hive.create(&RunSetup::new("bees", 5)).await;
+    let whole = hive.get("/v1/runs/bees/parameters").ok().await;
+    let part = hive.get("/v1/runs/bees/parameters?without=frozen").ok().await;
+    assert_eq!(whole.body, part.body);
+    assert_ne!(whole.text("etag"), part.text("etag"));
 }
 
 /// Every element of version v is v: a mixture of two versions would show.

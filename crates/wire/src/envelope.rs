@@ -32,6 +32,8 @@ pub mod header {
     pub const WANT: &str = "skep-want";
     /// The version the worker has; the answer carries parameters only if there is a newer one.
     pub const HAVE: &str = "skep-have";
+    /// What is not wanted of the parameters in the answer.
+    pub const WITHOUT: &str = "skep-without";
     /// In answers: what became of the contribution.
     pub const OUTCOME: &str = "skep-outcome";
     /// In answers: the version now.
@@ -98,6 +100,35 @@ impl FromStr for Encoding {
     }
 }
 
+/// What a reader of parameters can do without, because it has it already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Without {
+    /// Tensors that never change.
+    Frozen,
+}
+
+impl Without {
+    /// The name in headers and addresses.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Frozen => "frozen",
+        }
+    }
+}
+
+impl FromStr for Without {
+    type Err = WireError;
+
+    fn from_str(text: &str) -> Result<Self, WireError> {
+        match text {
+            "frozen" => Ok(Self::Frozen),
+            _ => Err(WireError::HeaderInvalid { name: header::WITHOUT, expected: "`frozen`" }),
+        }
+    }
+}
+
 /// What a worker brings home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -141,6 +172,8 @@ pub struct Envelope {
     pub want: Option<Encoding>,
     /// The version the worker has.
     pub have: Option<Version>,
+    /// What is not wanted of those parameters.
+    pub without: Option<Without>,
 }
 
 impl Envelope {
@@ -162,6 +195,9 @@ impl Envelope {
         }
         if let Some(have) = self.have {
             put(headers, header::HAVE, &have);
+        }
+        if let Some(without) = self.without {
+            put(headers, header::WITHOUT, &without.as_str());
         }
     }
 
@@ -190,6 +226,7 @@ impl Envelope {
             loss,
             want: optional(headers, header::WANT, "`f32` or `bf16`")?,
             have: optional(headers, header::HAVE, "a version like `2.140`")?,
+            without: optional(headers, header::WITHOUT, "`frozen`")?,
         })
     }
 }
@@ -315,6 +352,7 @@ mod tests {
                 base: Version::new(generation, number),
                 kind: ContributionKind::Gradient, encoding, loss,
                 want: want.then_some(encoding), have: want.then_some(Version::new(number, first)),
+                without: narrow.then_some(Without::Frozen),
             };
             let mut headers = HeaderMap::new();
             envelope.write(&mut headers);

@@ -92,6 +92,12 @@ impl Layout {
         Self::encoded(schema, encoding, |_| true)
     }
 
+    /// The layout of a version without its frozen tensors: what a reader needs who has had it whole
+    /// once.
+    pub fn of_changing(schema: &Schema, encoding: Encoding) -> Result<Self, WireError> {
+        Self::encoded(schema, encoding, |role| *role != Role::Frozen)
+    }
+
     /// The layout of a gradient: trainable tensors, and buffers with their new values.
     pub fn of_gradient(schema: &Schema, encoding: Encoding) -> Result<Self, WireError> {
         Self::encoded(schema, encoding, |role| {

@@ -16,7 +16,7 @@ mod message;
 mod schema;
 mod version;
 
-pub use envelope::{ContributionKind, Encoding, Envelope, Outcome, Receipt, header};
+pub use envelope::{ContributionKind, Encoding, Envelope, Outcome, Receipt, Without, header};
 pub use error::{ErrorBody, ErrorCode, WireError};
 pub use frame::{Frame, FrameView};
 pub use job::{

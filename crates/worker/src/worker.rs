@@ -415,6 +415,7 @@ impl<'session> Session<'session> {
             loss: None,
             want: None,
             have: self.loaded,
+            without: None,
         }
     }
 

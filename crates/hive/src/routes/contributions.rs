@@ -15,6 +15,7 @@ use crate::body::Received;
 use crate::budget::Spent;
 use crate::keeper::Command;
 use crate::metrics::Counters;
+use crate::published::Form;
 use crate::routes::address::Path;
 use crate::routes::parameters_body;
 use crate::run_handle::RunHandle;
@@ -25,13 +26,14 @@ const LARGE: usize = 4 << 20;
 
 /// Takes a contribution. Its envelope is in the headers `skep-*`; the body is a safetensors file
 /// (gradients) or JSON (evaluations). The answer's headers say what became of it; its body has the
-/// newest parameters if `skep-want` asks for them and `skep-have` is older.
+/// newest parameters if `skep-want` asks for them and `skep-have` is older, but for frozen tensors if
+/// `skep-without` is `frozen`.
 #[utoipa::path(post, path = "/v1/runs/{run}/contributions", params(("run" = String, Path),
         ("skep-lease" = String, Header), ("skep-sequence" = u64, Header),
         ("skep-first" = u64, Header), ("skep-count" = u64, Header), ("skep-base" = String, Header),
         ("skep-kind" = String, Header), ("skep-encoding" = Option<String>, Header),
         ("skep-loss" = Option<f64>, Header), ("skep-want" = Option<String>, Header),
-        ("skep-have" = Option<String>, Header)),
+        ("skep-have" = Option<String>, Header), ("skep-without" = Option<String>, Header)),
     request_body(content = Vec<u8>, content_type = "application/vnd.safetensors"),
     responses((status = 200, description = "Headers: skep-outcome, skep-version, skep-durable"),
         (status = 400, body = skep_wire::ErrorBody), (status = 409, body = skep_wire::ErrorBody),
@@ -44,7 +46,7 @@ pub(crate) async fn contribute(
 ) -> Result<Response, ApiError> {
     let handle = hive.run(&run)?;
     let envelope = Envelope::read(&headers)?;
-    let (want, have) = (envelope.want, envelope.have);
+    let (want, have, without) = (envelope.want, envelope.have, envelope.without);
     let receipt = match envelope.kind {
         ContributionKind::Evaluation => {
             let counts: EvaluationCounts = body::read_json(&headers, body, &hive).await?;
@@ -63,7 +65,8 @@ pub(crate) async fn contribute(
     let newest = handle.published.newest();
     let mut response = match want {
         Some(encoding) if have != Some(newest.version) => {
-            let mut response = parameters_body(&handle, &newest, encoding)?.into_response();
+            let form = Form { encoding, without };
+            let mut response = parameters_body(&handle, &newest, form)?.into_response();
             response.headers_mut().insert(
                 header::CONTENT_TYPE,
                 HeaderValue::from_static("application/vnd.safetensors"),

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use skep_wire::{Encoding, ErrorCode, Version, header as own};
 
 use crate::metrics::Counters;
-use crate::published::Snapshot;
+use crate::published::{Form, Snapshot};
 use crate::routes::address::{Path, Query};
 use crate::run_handle::RunHandle;
 use crate::{ApiError, Hive};
@@ -26,9 +26,12 @@ pub(crate) struct ParametersQuery {
     version: Option<String>,
     /// `f32` or `bf16`.
     encoding: Option<String>,
+    /// `frozen`: leave out the tensors that never change.
+    without: Option<String>,
 }
 
-/// One version. The ETag is `generation.number.encoding`; `If-None-Match` gives 304.
+/// One version. The ETag is `generation.number.encoding`, with `.without-frozen` behind it where
+/// frozen tensors are left out; `If-None-Match` gives 304.
 #[utoipa::path(get, path = "/v1/runs/{run}/parameters", params(("run" = String, Path), ParametersQuery),
     responses((status = 200, description = "safetensors", content_type = "application/vnd.safetensors", body = Vec<u8>),
         (status = 304), (status = 404, body = skep_wire::ErrorBody)))]
@@ -39,9 +42,9 @@ pub(crate) async fn get_parameters(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let handle = hive.run(&run)?;
-    let encoding: Encoding = match &query.encoding {
-        Some(text) => text.parse()?,
-        None => Encoding::F32,
+    let form = Form {
+        encoding: query.encoding.as_deref().map_or(Ok(Encoding::F32), str::parse)?,
+        without: query.without.as_deref().map(str::parse).transpose()?,
     };
     if let Some(text) = &query.version {
         let version: Version = text.parse()?;
@@ -52,33 +55,33 @@ pub(crate) async fn get_parameters(
                 "ask for the newest, or take a checkpoint from the store",
             )
         })?;
-        return answer(&handle, &snapshot, encoding, &headers);
+        return answer(&handle, &snapshot, form, &headers);
     }
     let wait = query.wait.as_deref().map(parse_wait).transpose()?.unwrap_or_default();
     let mut newest = handle.published.subscribe();
     let known = headers.get(header::IF_NONE_MATCH).cloned();
     let changed = newest.wait_for(|snapshot| {
-        known.as_ref().is_none_or(|known| *known != etag(snapshot.version, encoding))
+        known.as_ref().is_none_or(|known| *known != etag(snapshot.version, form))
     });
     // A time-out leaves the newest, which is the known one: 304.
     let _ = tokio::time::timeout(wait, changed).await;
     let snapshot = handle.published.newest();
-    answer(&handle, &snapshot, encoding, &headers)
+    answer(&handle, &snapshot, form, &headers)
 }
 
 fn answer(
     handle: &RunHandle,
     snapshot: &Arc<Snapshot>,
-    encoding: Encoding,
+    form: Form,
     headers: &HeaderMap,
 ) -> Result<Response, ApiError> {
-    let tag = etag(snapshot.version, encoding);
+    let tag = etag(snapshot.version, form);
     let version = HeaderValue::try_from(snapshot.version.to_string())
         .map_err(|error| ApiError::internal(&error))?;
     let mut response = if headers.get(header::IF_NONE_MATCH) == Some(&tag) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {
-        let mut response = parameters_body(handle, snapshot, encoding)?.into_response();
+        let mut response = parameters_body(handle, snapshot, form)?.into_response();
         response
             .headers_mut()
             .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.safetensors"));
@@ -93,7 +96,7 @@ fn answer(
 pub(crate) fn parameters_body(
     handle: &RunHandle,
     snapshot: &Arc<Snapshot>,
-    encoding: Encoding,
+    form: Form,
 ) -> Result<Body, ApiError> {
     if handle.published.crowded() {
         return Err(ApiError::new(
@@ -102,14 +105,14 @@ pub(crate) fn parameters_body(
             "try again after the time in Retry-After",
         ));
     }
-    let bytes = snapshot.bytes(encoding);
+    let bytes = snapshot.bytes(form);
     Counters::add(&handle.counters.bytes_out, bytes.len() as u64);
     Ok(Body::from(bytes))
 }
 
-fn etag(version: Version, encoding: Encoding) -> HeaderValue {
-    HeaderValue::try_from(format!("\"{version}.{}\"", encoding.as_str()))
-        .expect("versions and encodings are visible ASCII")
+fn etag(version: Version, form: Form) -> HeaderValue {
+    HeaderValue::try_from(format!("\"{}\"", form.tag(version)))
+        .expect("versions and forms are visible ASCII")
 }
 
 fn parse_wait(text: &str) -> Result<Duration, ApiError> {

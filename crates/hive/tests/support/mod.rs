@@ -207,6 +207,7 @@ pub(crate) fn envelope(lease: &LeaseView) -> Envelope {
         loss: Some(0.5),
         want: None,
         have: None,
+        without: None,
     }
 }
 
