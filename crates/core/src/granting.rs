@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::evaluation::Evaluation;
-use crate::lease::{Assignment, Grant, Lease, Request, Takes};
+use crate::lease::{Assignment, Ending, Grant, Lease, Request, Takes};
 use crate::ledger::{Taken, Wish};
 use crate::run::{Run, Status};
 use crate::{Millis, Policy};
@@ -106,7 +106,8 @@ impl Run {
             .map(|(&id, lease)| (id, now > lease.last_progress + heartbeat))
             .collect();
         for (id, lost) in former {
-            self.release(id, lost.then_some("the worker began anew"));
+            let lapsed = Ending::Lapsed("the worker began anew");
+            self.release(id, if lost { lapsed } else { Ending::Returned });
         }
         self.settle();
     }

@@ -101,6 +101,17 @@ pub struct Grant {
     pub renew: Millis,
 }
 
+/// How a lease ends before it is used up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ending<'reason> {
+    /// Nobody is to blame.
+    Returned,
+    /// Its worker is gone or hung.
+    Lapsed(&'static str),
+    /// Its worker says that it cannot be done.
+    Failed(&'reason str),
+}
+
 /// A lease that is out.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {

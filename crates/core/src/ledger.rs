@@ -185,6 +185,11 @@ impl Ledger {
         self.order.positions() - self.open
     }
 
+    /// Whether any position of this epoch is part of a version.
+    pub(crate) fn any_applied(&self) -> bool {
+        !self.applied.is_empty()
+    }
+
     /// Positions that are not yet applied or skipped.
     pub(crate) fn open(&self) -> u64 {
         self.open

@@ -15,6 +15,7 @@ mod plan;
 pub mod position;
 mod round;
 mod run;
+mod streak;
 
 pub use evaluation::{Counts, EvaluationSplit, Measured};
 pub use lease::{Assignment, Grant, Readable, Request, Takes};

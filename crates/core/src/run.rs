@@ -11,9 +11,10 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::evaluation::{Counts, Evaluation, EvaluationSplit, Measured};
-use crate::lease::{Assignment, Lease};
+use crate::lease::{Assignment, Ending, Lease};
 use crate::ledger::{Gap, Ledger, LedgerSnapshot};
 use crate::round::{RoundRange, Slots};
+use crate::streak::{Streak, TOO_MANY};
 use crate::{Limit, Millis, Plan, PlanError, Policy};
 
 pub use crate::granting::LeaseDecision;
@@ -216,6 +217,7 @@ pub struct Run {
     pub(crate) status: Status,
     pub(crate) reason: String,
     samples: u64,
+    streak: Streak,
     notices: Vec<Notice>,
 }
 
@@ -269,6 +271,7 @@ impl Run {
             status: snapshot.status.clone(),
             reason: snapshot.reason.clone(),
             samples: snapshot.samples,
+            streak: Streak::default(),
             notices: Vec::new(),
             ledger,
             plan,
@@ -397,7 +400,7 @@ impl Run {
         if let Some(allowed) = self.plan.allowed_staleness()
             && staleness > allowed
         {
-            self.release(id, None);
+            self.release(id, Ending::Returned);
             return Err(Refusal::TooStale { staleness, allowed });
         }
         let elapsed = now.saturating_sub(lease.last_progress).max(1);
@@ -423,6 +426,7 @@ impl Run {
             }
             None => (self.pending.len() as u64, None),
         };
+        self.streak.accepted();
         self.pending_samples += count;
         self.pending.push(Member { slot, first, count, staleness, lease: id, sequence, failures });
         Ok(Accepted::New { slot, slots, staleness })
@@ -508,6 +512,7 @@ impl Run {
         match result {
             Ok(()) => {
                 self.number += 1;
+                self.streak.stepped();
                 for member in &members {
                     self.samples += member.count;
                     let range = member.first..member.first + member.count;
@@ -525,13 +530,18 @@ impl Run {
                 }
             }
             Err(reason) => {
+                self.streak.refused();
                 for member in &members {
                     let range = member.first..member.first + member.count;
                     self.fail(range, member.failures, &reason);
+                    if member.failures == 0 {
+                        self.streak.failed();
+                    }
                 }
                 if let Some((lease, sequence)) = closer {
                     self.remember(lease, sequence, Outcome::Refused);
                 }
+                self.give_up_if_diverged(&reason);
             }
         }
         self.settle();
@@ -564,7 +574,7 @@ impl Run {
         if !self.leases.contains_key(&lease) {
             return Err(Refusal::Gone("the lease lapsed"));
         }
-        self.release(lease, failure);
+        self.release(lease, failure.map_or(Ending::Returned, Ending::Failed));
         self.settle();
         Ok(())
     }
@@ -734,7 +744,7 @@ impl Run {
         let lapsed: Vec<_> =
             self.leases.iter().filter_map(|(&id, lease)| Some((id, lease.lapsed(now)?))).collect();
         for (id, reason) in lapsed {
-            self.release(id, Some(reason));
+            self.release(id, Ending::Lapsed(reason));
         }
         let deadlines = self.leases.values().map(Lease::deadline);
         self.earliest_lapse = deadlines.min().unwrap_or(Millis::MAX);
@@ -743,8 +753,12 @@ impl Run {
     }
 
     /// Ends a lease and frees what it holds and nobody else does.
-    pub(crate) fn release(&mut self, id: u128, failure: Option<&str>) {
+    pub(crate) fn release(&mut self, id: u128, ending: Ending<'_>) {
         let Some(lease) = self.leases.remove(&id) else { return };
+        let failure = match ending {
+            Ending::Returned => None,
+            Ending::Lapsed(reason) | Ending::Failed(reason) => Some(reason),
+        };
         let failure: Option<String> = failure.map(|reason| reason.chars().take(300).collect());
         if let Some(reason) = failure.clone() {
             self.notices.push(Notice::Lapsed { worker: lease.worker.clone(), reason });
@@ -770,7 +784,15 @@ impl Run {
                 if let Some(reason) = failure.filter(|_| held == lease.cursor) {
                     let failed = held..lease.end.min(held.saturating_add(self.plan.chunk));
                     free.start = failed.end;
-                    self.fail(failed, lease.failures, &format!("{reason} ({})", lease.worker));
+                    let reason = format!("{reason} ({})", lease.worker);
+                    self.fail(failed, lease.failures, &reason);
+                    self.ledger.release(free, lease.failures);
+                    // Workers that are killed say nothing about the run.
+                    if lease.failures == 0 && matches!(ending, Ending::Failed(_)) {
+                        self.streak.failed();
+                        self.give_up_if_diverged(&reason);
+                    }
+                    return;
                 }
                 self.ledger.release(free, lease.failures);
             }
@@ -790,6 +812,16 @@ impl Run {
         }
     }
 
+    /// A run of which nothing comes any more ends, before each of its slices has failed five times.
+    fn give_up_if_diverged(&mut self, reason: &str) {
+        if self.streak.is_too_long() && self.takes_work().is_ok() {
+            self.fail_run(&format!(
+                "{TOO_MANY} slices in a row failed, the last with: {reason}; the run has probably \
+                 diverged: lower the rate"
+            ));
+        }
+    }
+
     /// The first contribution for a position wins: another lease on it is void. Leases on the same
     /// positions always stand at the same cursor, because each contribution ends the others.
     fn overtake(&mut self, winner: u128, range: Range<u64>) {
@@ -804,7 +836,7 @@ impl Run {
             })
             .collect();
         for id in overtaken {
-            self.release(id, None);
+            self.release(id, Ending::Returned);
         }
     }
 
@@ -837,6 +869,13 @@ impl Run {
             return;
         }
         let ended = self.ledger.epoch();
+        if !self.ledger.any_applied() {
+            let reason = self.ledger.skipped().last().map_or("", |gap| gap.reason.as_str());
+            let reason =
+                format!("no slice of epoch {} counted; the last failed with: {reason}", ended + 1);
+            self.fail_run(&reason);
+            return;
+        }
         self.notices.push(Notice::EpochEnded(ended));
         if matches!(self.plan.limit, Limit::Epochs(epochs) if ended + 1 >= epochs) {
             self.complete("");

@@ -215,6 +215,12 @@ fn finish(world: &mut World, workers: usize) {
     let epoch = world.run.epoch();
     let endless = world.run.plan().limit == Limit::Endless;
     world.finish(workers, |run| endless && run.epoch() >= epoch + 2);
+    if *world.status() == Status::Failed {
+        world.check_failed();
+        let answer = world.ask(&request("late"));
+        assert_eq!(answer, LeaseDecision::Stopped);
+        return;
+    }
     let samples: u64 = world.run.plan().shards.iter().sum();
     match world.run.plan().limit {
         Limit::Endless => world.run.stop("enough").unwrap(),
@@ -251,6 +257,7 @@ proptest! {
         happen(&mut world, workers, &events);
         finish(&mut world, reliable);
         prop_assert_eq!(world.run.gaps().count(), 0);
+        prop_assert_ne!(world.status(), &Status::Failed);
     }
 }
 
@@ -713,11 +720,100 @@ fn a_measurement_that_training_outran_is_given_up() {
 /// What a worker says of its failure is cut to a length that checkpoints can bear.
 #[test]
 fn a_long_reason_is_cut() {
-    let mut world = World::new(Plan { attempts: 1, ..plan(&[4], 4, BATCH, Limit::Epochs(1)) });
+    let mut world = World::new(Plan { attempts: 1, ..plan(&[4, 4], 4, BATCH, Limit::Epochs(1)) });
     granted(&mut world, &request("worker"));
     world.give_back("worker", Some(&"x".repeat(100_000)));
+    assert_eq!(world.run.gaps().count(), 1);
     assert!(world.run.gaps().all(|gap| gap.reason.len() < 400));
+    world.finish(1, |_| false);
     assert_eq!(*world.status(), Status::Done);
+}
+
+/// Where every slice fails, twenty of them are enough; each may have been tried again meanwhile.
+#[test]
+fn a_run_that_has_diverged_fails_early() {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+        let mut world = World::new(plan(&[400, 400], 4, policy, Limit::Epochs(3)));
+        for _ in 0..5 {
+            granted(&mut world, &request("worker"));
+            world.push("worker", u64::MAX).unwrap().unwrap();
+        }
+        let mut failed = BTreeSet::new();
+        while let LeaseDecision::Granted(grant) = world.ask(&request("worker")) {
+            failed.insert(grant.range.start);
+            world.give_back("worker", Some("the loss is NaN"));
+        }
+        assert_eq!(failed.len(), 20, "{policy:?}");
+        let (status, reason) = world.run.status();
+        assert_eq!(*status, Status::Failed);
+        assert_eq!(
+            reason,
+            "20 slices in a row failed, the last with: the loss is NaN (worker); the run has \
+             probably diverged: lower the rate"
+        );
+        // It stays so.
+        world.save();
+        world.crash();
+        assert_eq!(world.ask(&request("worker")), LeaseDecision::Stopped);
+    }
+}
+
+/// Contributions that are finite themselves, but never lead to a version, are failures too.
+#[test]
+fn versions_that_are_never_finite_fail_the_run() {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+        let mut world = World::new(plan(&[400], 4, policy, Limit::Epochs(1)));
+        world.poison.extend((0..400).map(|index| (0, index)));
+        world.finish(2, |_| false);
+        assert_eq!(*world.status(), Status::Failed, "{policy:?}");
+        assert!(world.run.status().1.contains("the last with: not finite;"));
+        assert_eq!((world.run.number(), world.run.samples()), (0, 0));
+        assert!(world.run.gaps().count() < 21, "{policy:?}");
+    }
+}
+
+/// Bad slices among good ones, and workers that are killed one after the other, fail no run.
+#[test]
+fn failures_that_are_not_in_a_row_fail_no_run() {
+    let large = Policy::Batch { size: 1000 };
+    for policy in [BATCH, large] {
+        let mut world = World::new(plan(&[400], 4, policy, Limit::Epochs(1)));
+        for turn in 0..95 {
+            granted(&mut world, &request("worker"));
+            match turn % 19 {
+                18 => world.push("worker", u64::MAX).map(|answer| answer.unwrap()),
+                _ => {
+                    world.give_back("worker", Some("cannot decode"));
+                    None
+                }
+            };
+        }
+        for victim in 0..40 {
+            granted(&mut world, &request(&format!("victim-{victim}")));
+            world.now += TIMES.silence + 1;
+            world.run.tick(world.now);
+        }
+        assert_eq!(*world.status(), Status::Running, "{policy:?}");
+        world.finish(1, |_| false);
+        assert_eq!((world.status(), world.run.gaps().count()), (&Status::Done, 0));
+    }
+}
+
+/// An epoch of which nothing counted is the end, however small it is.
+#[test]
+fn an_epoch_that_is_skipped_whole_fails_the_run() {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+        let mut world = World::new(plan(&[10, 7], 4, policy, Limit::Epochs(2)));
+        world.finish(1, |run| run.epoch() == 1);
+        while let LeaseDecision::Granted(_) = world.ask(&request("worker")) {
+            world.give_back("worker", Some("cannot decode"));
+        }
+        let (status, reason) = world.run.status();
+        assert_eq!(*status, Status::Failed, "{policy:?}");
+        assert!(reason.starts_with("no slice of epoch 2 counted"), "{reason}");
+        assert!(reason.contains("cannot decode (worker)"), "{reason}");
+        assert_eq!(world.run.samples(), 17);
+    }
 }
 
 /// Plans from outside are refused before anything is computed from them.

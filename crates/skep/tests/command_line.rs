@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use skep_wire::{Frame, Layout, Manifest, RUN_METADATA, RunSpec, ShardRef};
@@ -236,15 +237,25 @@ fn runs_end_when_they_are_told_to() {
     assert!(short["seconds"].as_f64().expect("a time") < 60.0, "{short}");
 }
 
+/// Long before each of its slices has failed five times, and without a result.
 #[test]
-fn a_run_that_diverges_ends_and_says_so() {
-    let place = folder();
-    let mut command = skep_command("train mnist --json --epochs 1 --rate 1e30 --set data.shards=1");
-    let ended = run_to_end(command.current_dir(place.path()));
-    let view = result(&ended);
-    assert_eq!((&view["state"], &view["accuracy"]), (&"done_with_gaps".into(), &Value::Null));
-    assert!(ended.stderr.contains("skipped: positions"), "{}", ended.stderr);
-    assert!(ended.stderr.contains("the loss is NaN"), "{}", ended.stderr);
+fn a_run_that_diverges_ends_early_and_says_so() {
+    for policy in ["sync:2", "batch:2", "async"] {
+        let place = folder();
+        let start = Instant::now();
+        let flags = "train mnist --json --epochs 1000 --rate 1e30 --policy";
+        let mut command = skep_command(&format!("{flags} {policy}"));
+        let ended = run_to_end(command.current_dir(place.path()));
+        assert_eq!(ended.code, Some(1), "{policy}: {}", ended.stderr);
+        assert!(ended.stdout.is_empty(), "{policy}: {}", ended.stdout);
+        for part in ["error: the run failed: 20 slices in a row", "the loss is NaN", "hint: "] {
+            assert!(ended.stderr.contains(part), "{policy} lacks `{part}`: {}", ended.stderr);
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{policy}: {:?}", start.elapsed());
+        let mut again = skep_command("train --resume mnist");
+        let again = run_to_end(again.current_dir(place.path()));
+        assert_eq!((again.code, again.stdout.as_str()), (Some(1), ""), "{}", again.stderr);
+    }
 }
 
 /// `skep` against a hive.

@@ -221,6 +221,14 @@ impl World {
         }
     }
 
+    /// A run fails only where slices failed in a row, or an epoch brought nothing.
+    pub(crate) fn check_failed(&self) {
+        let reason = self.run.status().1;
+        let nothing = self.lineage.applied.iter().all(|(epoch, _)| *epoch != self.run.epoch());
+        assert!(reason.contains("in a row") || nothing, "{reason}");
+        assert!(!reason.contains("in a row") || self.failures >= 20, "{reason}");
+    }
+
     fn make_version(&mut self, step: &Step) {
         let epoch = self.run.epoch();
         assert_eq!(step.number, self.run.number() + 1);

@@ -225,6 +225,10 @@ async fn follow(
 }
 
 fn report(view: &RunView, json: bool) -> Result<ExitCode, Failure> {
+    if view.state == RunState::Failed {
+        return Err(Failure::fault(format!("the run failed: {}", view.reason))
+            .hint("where the loss is not finite: a lower --rate, or --set optimiser.clip_norm=1"));
+    }
     let accuracy = view.test.and_then(|test| test.accuracy);
     let model = view.model.clone().unwrap_or_default();
     let loss = view.test.map(|test| test.loss).or(view.loss);
@@ -272,8 +276,5 @@ fn report(view: &RunView, json: bool) -> Result<ExitCode, Failure> {
         );
         println!("model          {model}");
     }
-    match view.state {
-        RunState::Failed => Err(Failure::fault(format!("the run failed: {}", view.reason))),
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    Ok(ExitCode::SUCCESS)
 }
