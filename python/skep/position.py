@@ -32,9 +32,9 @@ def _mix_all(x: np.ndarray) -> np.ndarray:
 
 def key(seed: int, epoch: int, stream: int) -> int:
     """What one permutation is keyed by."""
-    first = _mix(seed + _GOLDEN & _MASK)
-    second = _mix(first + epoch + _GOLDEN & _MASK)
-    return _mix(second + stream + _GOLDEN & _MASK)
+    first = _mix(int(seed) + _GOLDEN & _MASK)
+    second = _mix(first + int(epoch) + _GOLDEN & _MASK)
+    return _mix(second + int(stream) + _GOLDEN & _MASK)
 
 
 def permute(places: np.ndarray, count: int, permutation: int) -> np.ndarray:

@@ -364,8 +364,12 @@ class Run:
             request["seconds_left"] = left
         if not evaluates and (self._manifest["validation"] or self._manifest["test"]):
             request["kinds"] = ["train"]
-        if train.only is not None:
-            request["only"] = train.only
+        if any(source.only is not None for source in sources.values()):
+            request["only"] = [
+                shard_id
+                for split, source in sources.items()
+                for shard_id in source.only or map(_shard_id, self._manifest[split])
+            ]
         if isinstance(train, Kept):
             request["has"] = train.hashes()
         try:
@@ -604,6 +608,11 @@ def evaluate_classifier(model: Any, batch: Any) -> Counts:
     labels = labels.to(device)
     loss = torch.nn.functional.cross_entropy(logits, labels.long(), reduction="sum")
     return float(loss), int((logits.argmax(dim=1) == labels).sum())
+
+
+def _shard_id(shard: Mapping[str, Any]) -> str:
+    """What a request for a lease calls a shard."""
+    return str(shard.get("hash") or shard["name"])
 
 
 def _made_up_name() -> str:

@@ -124,19 +124,34 @@ class Life(Quick):
         low, high = np.arange(128), np.arange(128, 256)
         parts = skep.Shards(north={"index": low}, south={"index": high})
         hive = self.hive()
-        run = unit_run(hive.url, train=parts, epochs=1)
-        got = []
+        held_out = skep.Shards(near=numbers(20), far=numbers(30))
+        run = unit_run(hive.url, train=parts, test=held_out, epochs=1)
+        got, measured = [], []
         reader = skep.join(hive.url, "unit", unit())
-        for batch in reader.batches(skep.Shards(north=parts["north"]), progress=False):
+
+        def evaluate(_, batch):
+            measured.append(len(batch["index"]))
+            return 1.0, len(batch["index"])
+
+        for batch in reader.batches(
+            skep.Shards(north=parts["north"]),
+            test=skep.Shards(near=held_out["near"]),
+            evaluate=evaluate,
+            progress=False,
+        ):
             got.extend(batch["index"].tolist())
             reader.step(gradient(batch), 1.0)
             if len(got) == 128:
                 break
         self.assertEqual(sorted(got), low.tolist())
-        for batch in run.batches(parts, progress=False):
+        self.assertEqual(measured, [], "what it cannot read it does not measure")
+        for batch in run.batches(parts, test=held_out, evaluate=evaluate, progress=False):
             self.assertTrue((batch["index"] >= 128).all())
             run.step(gradient(batch), 1.0)
-        self.assert_each(run.wait(30), -1 / 16)
+        view = run.wait(30)
+        self.assertEqual(view["test"]["samples"], 50)
+        self.assertEqual(sum(measured), 50)
+        self.assert_each(view, -1 / 16)
 
     def test_evaluations(self):
         run = unit_run(self.hive().url, validation=numbers(40), test=numbers(100))

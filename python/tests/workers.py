@@ -1,6 +1,8 @@
 """Workers that the tests start as processes of their own, to be stopped and killed.
 
-python -m tests.workers unit URL RUN [MILLISECONDS]
+python -m tests.workers unit URL RUN:SAMPLES [MILLISECONDS]
+python -m tests.workers network URL RUN [DROPOUT]
+python -m tests.workers digits URL RUN MODEL
 """
 
 import sys
@@ -50,5 +52,20 @@ def network(url, run, dropout="0"):
         joined.step(model, loss)
 
 
+def digits(url, run, model):
+    """A model of tests.digits on the digits that the hive keeps."""
+    import torch
+
+    from tests import digits
+
+    torch.set_num_threads(1)
+    network = digits.MODELS[model]()
+    joined = skep.join(url, run, network)
+    for batch in joined.batches(evaluate=digits.evaluate, progress=False):
+        loss = digits.loss(network, batch)
+        loss.backward()
+        joined.step(network, loss)
+
+
 if __name__ == "__main__":
-    {"unit": unit, "network": network}[sys.argv[1]](*sys.argv[2:])
+    {"unit": unit, "network": network, "digits": digits}[sys.argv[1]](*sys.argv[2:])

@@ -163,6 +163,8 @@ pub(crate) struct HiveSetup {
     pub(crate) store: PathBuf,
     pub(crate) port: u16,
     pub(crate) arguments: Vec<String>,
+    /// Makes the command of a worker where that is another program.
+    pub(crate) other_worker: Option<Box<dyn Fn() -> Command>>,
 }
 
 impl HiveSetup {
@@ -173,6 +175,7 @@ impl HiveSetup {
             store: store.to_owned(),
             port: free_port(),
             arguments: arguments.split_whitespace().map(str::to_owned).collect(),
+            other_worker: None,
         }
     }
 
@@ -207,11 +210,17 @@ impl HiveSetup {
         process
     }
 
-    /// A worker of the same program.
+    /// A worker: of the same program, unless the setup has another one.
     pub(crate) fn worker(&self, environment: &[(&str, &str)]) -> Process {
-        let mut command = Command::new(&self.program);
-        command.args(["worker", "--hive", &self.url()]).envs(environment.iter().copied());
-        Process::start(&mut command)
+        let mut command = match &self.other_worker {
+            Some(other) => other(),
+            None => {
+                let mut command = Command::new(&self.program);
+                command.args(["worker", "--hive", &self.url()]);
+                command
+            }
+        };
+        Process::start(command.envs(environment.iter().copied()))
     }
 
     pub(crate) fn watch(&self) -> Watch {
