@@ -176,7 +176,7 @@ class NotebookBar(_Watching):
     every = 0.5
 
     def __init__(self, client: Client, run: str) -> None:
-        from IPython.display import HTML, display  # type: ignore[import-not-found]
+        from IPython.display import HTML, display
 
         self._html = HTML
         self._losses: list[float] = []
