@@ -35,9 +35,7 @@ def rate(threads):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = LeNet5()
-    optimiser = torch.optim.SGD(
-        model.parameters(), lr=0.03, momentum=0.9, weight_decay=0.0005
-    )
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9, weight_decay=0.0005)
     images = torch.randn(4096, 1, 28, 28)
     labels = torch.randint(0, 10, (4096,))
     for step in range(STEPS + 50):
