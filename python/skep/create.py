@@ -61,6 +61,8 @@ def create(
     batch: int | None = None,
     every: int | None = None,
     optimiser: Any = None,
+    schedule: Any = None,
+    clip_norm: float | None = None,
     policy: Any = None,
     seed: int | None = None,
     encoding: str | None = None,
@@ -81,7 +83,8 @@ def create(
     of arrays to keep, so that workers elsewhere need nothing but the hive.
 
     `optimiser` is a `torch.optim.Optimizer` (SGD, Adam, AdamW, RMSprop) whose settings the hive
-    takes over, or the `[optimiser]` table of a job file as a dict; `policy` such as "sync:2" or
+    takes over, or the `[optimiser]` table of a job file as a dict; `schedule` is "cosine" or a
+    table of that name, `clip_norm` limits the norm of a version's gradient; `policy` is "sync:2" or
     "batch:4". `job` has any other settings, in the tables of a job file (docs/job.md). `kind` names
     the model for Rust workers that have the same one, such as "lenet5". `roles` changes what
     tensors are, by patterns of names: `{"position": "frozen", "head.*": "trainable:head"}`.
@@ -99,7 +102,6 @@ def create(
     tables = {name: dict(table) for name, table in (job or {}).items()}
     if optimiser is not None:
         settings, grouped = optimisers.settings(optimiser, model)
-        # What torch's optimisers do not have, a schedule and clip_norm, comes from `job`.
         tables["optimiser"] = {**tables.get("optimiser", {}), **settings}
         roles = {**(roles or {}), **grouped}
     if policy is not None:
@@ -108,6 +110,10 @@ def create(
         "run": {"epochs": epochs, "steps": steps, "seed": seed},
         "train": {"batch": batch, "every": every, "encoding": encoding},
         "model": {"kind": kind},
+        "optimiser": {
+            "schedule": {"kind": schedule} if isinstance(schedule, str) else schedule,
+            "clip_norm": clip_norm,
+        },
     }
     for table, values in given.items():
         chosen = {name: value for name, value in values.items() if value is not None}

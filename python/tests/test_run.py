@@ -548,6 +548,41 @@ class WithTorch(WithHive):
         self.assertEqual(modes, {(True, False, False)})
         self.assertEqual(run.wait(30)["test"]["samples"], 100)
 
+    def test_settings_that_torch_keeps_elsewhere(self):
+        run = self.create(self.hive().url, "more", build(), schedule="cosine", clip_norm=0.5)
+        settings = run.job["optimiser"]
+        self.assertEqual(settings["schedule"], {"kind": "cosine"})
+        self.assertEqual(settings["clip_norm"], 0.5)
+        self.assertEqual(settings["momentum"], 0.9)
+
+    def test_mixed_precision_is_the_users(self):
+        model = build()
+        run = self.create(self.hive().url, "mixed", model, epochs=1)
+        for places, labels in run.batches(Points(), progress=False):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = functional.cross_entropy(model(places).float(), labels)
+            loss.backward()
+            run.step(model, loss)
+        self.assertEqual(run.wait(30)["state"], "done")
+
+    def test_a_batch_may_be_cut_into_smaller_ones(self):
+        """Two backward passes before a step are one batch, if the losses are weighted."""
+        files = []
+        hive = self.hive()
+        for name, cuts in (("whole", 1), ("halves", 2)):
+            model = build()
+            run = self.create(hive.url, name, model, epochs=1)
+            for places, labels in run.batches(Points(), progress=False):
+                total = 0.0
+                for part, wanted in zip(places.chunk(cuts), labels.chunk(cuts)):
+                    loss = functional.cross_entropy(model(part), wanted) * len(part) / len(places)
+                    loss.backward()
+                    total += float(loss)
+                run.step(model, total)
+            files.append(load_file(run.wait(30)["model"]))
+        for name, tensor in files[0].items():
+            self.assertTrue(np.allclose(tensor, files[1][name], atol=1e-5), name)
+
     def test_wrong_dtype_is_refused_at_creation(self):
         model = build()
         with self.assertRaisesRegex(skep.Misuse, "float32"):
