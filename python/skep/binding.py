@@ -38,6 +38,8 @@ class Binding(Protocol):
 
     def load(self, frame: Frame) -> None: ...
 
+    def begin(self) -> None: ...
+
     def add(self, given: Any, frame: Frame, weight: float, first: bool) -> None: ...
 
     def clear(self) -> None: ...
@@ -123,6 +125,8 @@ class ArrayBinding:
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
+        #: Buffers as the version that was loaded last has them.
+        self._buffers: dict[str, np.ndarray] = {}
         self.engine = f"numpy {np.__version__}"
 
     def specs(self, roles: Roles) -> list[Spec]:
@@ -145,6 +149,12 @@ class ArrayBinding:
         for place in frame.layout.places:
             array = frame.array(place)
             self.arrays[place.spec.name][...] = widen(array) if place.dtype == "BF16" else array
+            if place.spec.kind == "buffer":
+                self._buffers[place.spec.name] = self.arrays[place.spec.name].copy()
+
+    def begin(self) -> None:
+        for name, value in self._buffers.items():
+            self.arrays[name][...] = value
 
     def add(self, given: Any, frame: Frame, weight: float, first: bool) -> None:
         if not isinstance(given, Mapping):
@@ -213,6 +223,7 @@ class TorchBinding:
         kept = set(module.state_dict())
         self._parameters = dict(module.named_parameters())
         self._buffers = {n: b for n, b in module.named_buffers() if n in kept}
+        self._loaded_buffers: dict[str, torch.Tensor] = {}
         with warnings.catch_warnings():
             # torch says once that it cannot protect bytes from being written to; what comes from
             # the hive is only read.
@@ -279,7 +290,21 @@ class TorchBinding:
         tensors = self._tensors()
         with self.torch.no_grad():
             for place in frame.layout.places:
-                tensors[place.spec.name].copy_(self._view(frame, place))
+                name = place.spec.name
+                tensors[name].copy_(self._view(frame, place))
+                if name in self._buffers:
+                    self._loaded_buffers[name] = self._buffers[name].clone()
+
+    def begin(self) -> None:
+        """Sets buffers back to what the version has.
+
+        A module in training mode changes them with every batch. What a contribution brings home
+        must follow from the version and its own samples alone, not from what this worker did
+        before; and frozen ones must not drift.
+        """
+        with self.torch.no_grad():
+            for name, value in self._loaded_buffers.items():
+                self._buffers[name].copy_(value)
 
     def add(self, given: Any, frame: Frame, weight: float, first: bool) -> None:
         """Adds the gradients, times `weight`, and clears them."""

@@ -404,6 +404,7 @@ class Run:
             ):
                 self._pull(None, self._encoding)
             making = self._making = _Making(min(held.chunk, held.count - held.pushed))
+            self._binding.begin()
             while making.done < making.size and not held.over:
                 self._call_off.check()
                 if until is not None and time.monotonic() > until:

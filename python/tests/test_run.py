@@ -475,11 +475,11 @@ class WithTorch(WithHive):
             self.assertLess(difference, 1e-5, name)
 
     def test_same_seed_same_bits_however_many_workers(self):
-        """With dropout: randomness comes with the position, not with the worker."""
+        """Randomness (dropout) comes with the position, buffers (BatchNorm) with the version."""
         hive = self.hive()
         files = []
         for name, count in (("one", 1), ("three", 3)):
-            run = self.create(hive.url, name, build(0.5))
+            run = self.create(hive.url, name, WithNorm(dropout=0.5))
             workers = [self.worker("network", hive.url, name, 0.5) for _ in range(count)]
             for worker in workers:
                 code, said = worker.end()
@@ -510,6 +510,20 @@ class WithTorch(WithHive):
         for name, tensor in before.items():
             self.assertTrue(np.array_equal(trained[f"trunk.{name}"], tensor.numpy()), name)
         self.assertFalse(np.array_equal(trained["head.bias"], np.zeros(3)))
+
+    def test_a_frozen_trunk_in_training_mode_does_not_drift(self):
+        model = WithNorm()
+        model.trunk.requires_grad_(False)
+        optimiser = torch.optim.SGD(model.head.parameters(), lr=0.1)
+        run = self.create(self.hive().url, "drift", model, optimiser=optimiser, epochs=1)
+        means = []
+        for places, labels in run.batches(Points(), progress=False):
+            means.append(float(model.trunk[1].running_mean.abs().max()))
+            loss = functional.cross_entropy(model(places), labels)
+            self.assertGreater(model.trunk[1].running_mean.abs().max(), 0.0)
+            loss.backward()
+            run.step(model, loss)
+        self.assertEqual(set(means), {0.0})
 
     def test_buffers_come_home(self):
         model = WithNorm()

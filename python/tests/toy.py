@@ -28,10 +28,12 @@ def build(dropout=0.0, width=16):
 class WithNorm(nn.Module):
     """BatchNorm in the trunk, and a head."""
 
-    def __init__(self, width=16):
+    def __init__(self, width=16, dropout=0.0):
         super().__init__()
         torch.manual_seed(2)
-        self.trunk = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU())
+        self.trunk = nn.Sequential(
+            nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(dropout)
+        )
         self.head = nn.Linear(width, 3)
 
     def forward(self, places):

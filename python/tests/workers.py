@@ -37,13 +37,13 @@ def unit(url, run, pause="0"):
 
 
 def network(url, run, dropout="0"):
-    """Two layers on made-up points, with dropout; by one or several workers."""
+    """Two layers on made-up points, with dropout and BatchNorm; by one or several workers."""
     import torch
 
-    from tests.toy import Points, build
+    from tests.toy import Points, WithNorm
 
     torch.set_num_threads(1)
-    model = build(float(dropout))
+    model = WithNorm(dropout=float(dropout))
     joined = skep.join(url, run, model)
     points = Points()
     for places, labels in joined.batches(points, progress=False):
