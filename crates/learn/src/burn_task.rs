@@ -93,6 +93,10 @@ struct BurnCompute<T: BurnTask> {
     /// backward pass behind it would keep that graph for ever.
     valid: Option<T::Model>,
     batches: Vec<i64>,
+    /// What was loaded, where buffers have to be set back to it.
+    loaded: Option<Arc<Frame>>,
+    /// Whether a batch has changed buffers since.
+    changed: bool,
 }
 
 impl<T: BurnTask> BurnCompute<T> {
@@ -102,7 +106,18 @@ impl<T: BurnTask> BurnCompute<T> {
         let version = Arc::new(state.version.clone());
         let gradient = Arc::new(state.gradient.clone());
         let model = Some(model);
-        Ok(Self { task, device, state, version, gradient, model, valid: None, batches: Vec::new() })
+        Ok(Self {
+            task,
+            device,
+            state,
+            version,
+            gradient,
+            model,
+            valid: None,
+            batches: Vec::new(),
+            loaded: None,
+            changed: false,
+        })
     }
 
     fn refuse(&self, what: &'static str) -> LearnError {
@@ -144,7 +159,18 @@ impl<T: BurnTask> Compute for BurnCompute<T> {
         self.model = Some(self.state.load(model, &device, parameters));
         self.valid = None;
         self.batches = self.state.batches(parameters);
+        if self.state.has_buffers() {
+            self.loaded = Some(Arc::new(parameters.clone()));
+            self.changed = false;
+        }
         Ok(())
+    }
+
+    fn begin(&mut self) -> Result<(), LearnError> {
+        match self.loaded.clone() {
+            Some(loaded) if self.changed => self.load(&loaded),
+            _ => Ok(()),
+        }
     }
 
     fn gradient(
@@ -168,6 +194,7 @@ impl<T: BurnTask> Compute for BurnCompute<T> {
         self.state.take_gradients(self.model(), gradients, gradient);
         if self.state.has_buffers() {
             self.valid = None;
+            self.changed = true;
             for count in &mut self.batches {
                 *count += 1;
             }

@@ -38,6 +38,13 @@ pub trait Compute: Send {
     /// Takes a version over (layout: `Layout::of_version`, F32).
     fn load(&mut self, parameters: &Frame) -> Result<(), LearnError>;
 
+    /// Sets buffers, such as BatchNorm's, back to those of the version that was loaded. What a
+    /// contribution brings home must follow from the version and its own samples alone, not from
+    /// what the worker did before.
+    fn begin(&mut self) -> Result<(), LearnError> {
+        Ok(())
+    }
+
     /// Writes the mean gradient of the batch, and the buffers' new values, over `gradient`
     /// (layout: `Layout::of_gradient`, F32) and returns the mean loss. Everything random draws
     /// from `seed`, which the caller keys by (seed, epoch, position).

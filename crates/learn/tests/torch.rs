@@ -165,3 +165,20 @@ fn a_batch_norm_computes_what_pytorch_computes() {
     assert_eq!(role("norm.running_var"), Some(Role::Buffer { merge: BufferMerge::Mean }));
     assert_eq!(role("norm.num_batches_tracked"), Some(Role::Buffer { merge: BufferMerge::Max }));
 }
+
+#[test]
+fn a_contribution_starts_from_the_buffers_of_its_version() {
+    let task = Burn(Normed);
+    let mut compute = task.compute(&task.defaults()).expect("a good model");
+    let version = compute.initial(0).expect("a version");
+    compute.load(&version).expect("its own layout");
+    let batch = batch();
+    let layout = Layout::of_gradient(compute.schema(), Encoding::F32).expect("a good schema");
+    let mut brought = || {
+        compute.begin().expect("the version is loaded");
+        let mut gradient = Frame::zeros(Arc::new(layout.clone()));
+        compute.gradient(&batch, 0, &mut gradient).expect("a gradient");
+        gradient.as_bytes().to_vec()
+    };
+    assert_eq!(brought(), brought());
+}

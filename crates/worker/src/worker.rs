@@ -451,6 +451,7 @@ impl<'session> Session<'session> {
             let start = Instant::now();
             let mut loss = 0.0;
             let mut taken = 0;
+            self.compute.begin()?;
             while taken < count {
                 if self.called_off() {
                     return Err(ClientError::Stopped.into());
