@@ -35,7 +35,7 @@ def work(hive, folder, epochs):
         batch=32,
         policy="sync:2",
         optimiser=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        job={"optimiser": {"schedule": {"kind": "cosine"}}},
+        schedule="cosine",
         exist_ok=True,
     )
     for images, labels in run.batches(train, test=test, evaluate=skep.evaluate_classifier):

@@ -37,7 +37,7 @@ def main():
         batch=BATCH,
         policy="sync:2",
         optimiser=optimiser,
-        job={"optimiser": {"schedule": {"kind": "cosine"}}},
+        schedule="cosine",
         exist_ok=True,
     )
     for images, labels in run.batches(train, test=test, evaluate=skep.evaluate_classifier):
