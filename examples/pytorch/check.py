@@ -18,6 +18,10 @@ import tempfile
 import skep
 
 HERE = pathlib.Path(__file__).resolve().parent
+# The examples run in another folder, where relative paths would lead nowhere.
+for variable in ("SKEP_BINARY", "PYTHONPATH"):
+    if variable in os.environ:
+        os.environ[variable] = os.path.abspath(os.environ[variable])
 
 
 class Example:
