@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
-use skep_core::{LeaseTimes, Limit, Plan, Policy, PolicySettings, Run, RunSnapshot, Status};
+use skep_core::{LeaseTimes, Limit, Plan, PolicySettings, Run, RunSnapshot, Status};
 use skep_data::{DataError, RunFiles, Store, claim_generation, list_runs, put_shard};
 use skep_math::{OptimiserSettings, all_finite};
 use skep_wire::{Encoding, ErrorCode, Frame, Layout, Manifest, RunSpec, ShardRef, Split, Version};
@@ -252,6 +252,7 @@ impl Hive {
                     samples: 0,
                     status: Status::Running,
                     reason: String::new(),
+                    round: None,
                 };
                 let kept = KeptState {
                     run,
@@ -426,11 +427,7 @@ fn plan(spec: &RunSpec) -> Result<Plan, String> {
 /// How many versions a run will make, where that is known: schedules depend on it.
 fn total_steps(plan: &Plan) -> Option<u64> {
     let chunks: u64 = plan.shards.iter().map(|samples| samples.div_ceil(plan.chunk)).sum();
-    let each = match plan.policy {
-        Policy::Batch { size } => chunks.div_ceil(size),
-        Policy::Async { .. } => chunks,
-        Policy::Sync { slots, .. } => chunks.div_ceil(slots),
-    };
+    let each = plan.policy.versions(chunks);
     match plan.limit {
         Limit::Epochs(epochs) => Some(epochs.saturating_mul(each)),
         Limit::Steps(steps) => Some(steps),
