@@ -97,13 +97,9 @@ impl Policy {
     pub(crate) fn rounds(&self) -> Option<Rounds> {
         match *self {
             Self::Batch { .. } | Self::Async { .. } => None,
-            Self::Sync { slots, backup, deadline } => Some(Rounds {
-                slots,
-                quorum: slots,
-                grace: 0,
-                backup,
-                deadline: Some(deadline),
-            }),
+            Self::Sync { slots, backup, deadline } => {
+                Some(Rounds { slots, quorum: slots, grace: 0, backup, deadline: Some(deadline) })
+            }
             Self::Average { slots, quorum, grace, backup, deadline } => {
                 Some(Rounds { slots, quorum, grace, backup, deadline })
             }
@@ -111,7 +107,7 @@ impl Policy {
     }
 
     /// How many versions an epoch makes of so many contributions.
-    pub fn versions(&self, contributions: u64) -> u64 {
+    fn versions(&self, contributions: u64) -> u64 {
         match *self {
             Self::Batch { size } => contributions.div_ceil(size),
             Self::Async { .. } => contributions,
@@ -316,12 +312,28 @@ impl Plan {
         Ok(())
     }
 
+    /// How many versions the run will make, where that is known: schedules depend on it.
+    pub fn versions(&self) -> Option<u64> {
+        let chunks: u64 = self.shards.iter().map(|samples| samples.div_ceil(self.chunk)).sum();
+        match self.limit {
+            Limit::Epochs(epochs) => Some(epochs.saturating_mul(self.policy.versions(chunks))),
+            Limit::Steps(steps) => Some(steps),
+            Limit::Endless => None,
+        }
+    }
+
+    /// Whether a version follows from the plan alone, whoever works: a round waits for all of its
+    /// slots.
+    pub fn same_bits(&self) -> bool {
+        self.policy.rounds().is_some_and(|rounds| rounds.may_miss() == 0)
+    }
+
     /// How old the version may be that a contribution was made on, where that is bounded. Where a
     /// round waits for all of its slots it is the round's own: anything else would give other bits.
     pub(crate) fn allowed_staleness(&self) -> Option<u64> {
         match self.policy {
             Policy::Async { max_staleness, .. } => max_staleness,
-            _ => self.policy.rounds().filter(|rounds| rounds.may_miss() == 0).map(|_| 0),
+            _ => self.same_bits().then_some(0),
         }
     }
 

@@ -499,9 +499,9 @@ impl Run {
 
     /// The slots of a round that are neither applied nor skipped.
     fn open_slots(&self, round: &Round) -> impl Iterator<Item = u64> {
-        round.all().filter(|&slot| {
-            self.ledger.open_in(self.slots.range(self.ledger.order(), slot)) > 0
-        })
+        round
+            .all()
+            .filter(|&slot| self.ledger.open_in(self.slots.range(self.ledger.order(), slot)) > 0)
     }
 
     /// Takes the counts of an evaluation slice.
@@ -811,9 +811,9 @@ impl Run {
         let by_pace = |rate: f64| (10.0 * self.plan.chunk as f64 / rate) as Millis;
         // Nothing is known of how long local training takes until somebody has done it: a deadline
         // that is too short would never let anybody finish.
-        rounds.deadline.unwrap_or_else(|| {
-            slowest.map_or(UNMEASURED, by_pace).max(self.plan.lease.progress)
-        })
+        rounds
+            .deadline
+            .unwrap_or_else(|| slowest.map_or(UNMEASURED, by_pace).max(self.plan.lease.progress))
     }
 
     pub(crate) fn expire(&mut self, now: Millis) {

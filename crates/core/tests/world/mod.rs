@@ -583,8 +583,9 @@ impl World {
         let it = message.contribution;
         assert!(self.accepted.insert((it.lease, it.sequence)));
         let progress = match self.run.plan().policy {
-            Policy::Sync { deadline, .. }
-            | Policy::Average { deadline: Some(deadline), .. } => deadline,
+            Policy::Sync { deadline, .. } | Policy::Average { deadline: Some(deadline), .. } => {
+                deadline
+            }
             _ => self.run.plan().lease.progress,
         };
         let (now, silence) = (self.now, self.run.plan().lease.silence);
