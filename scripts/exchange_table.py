@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 5, 8])
     parser.add_argument("--splits", nargs="+", default=["shuffled", "label"])
-    parser.add_argument("--local", type=int, default=16, help="local steps per model")
+    parser.add_argument("--local", type=int, default=32, help="local steps per model")
     arguments = parser.parse_args()
     epochs = arguments.epochs
 

@@ -126,7 +126,7 @@ mod tests {
                 prop_assert_eq!((round.first_slot, round.window.0), (next_slot, at));
                 prop_assert!(round.slots >= 1 && round.slots <= size);
                 for position in round.window.0..round.window.1 {
-                    prop_assert_eq!(slots.round(&order, size, position).as_ref(), Some(&round));
+                    prop_assert_eq!(slots.round(&order, size, position), Some(round.clone()));
                     let slot = slots.of(&order, position).expect("inside the epoch");
                     prop_assert!((round.first_slot..round.first_slot + round.slots).contains(&slot));
                     let place = order.place_of(slots.start(&order, slot));

@@ -12,7 +12,7 @@ use skep_wire::Job;
 use crate::failure::Failure;
 
 /// Local steps per model, unless told otherwise.
-const LOCAL_STEPS: u64 = 16;
+const LOCAL_STEPS: u64 = 32;
 
 /// Settings that can be given on the command line.
 #[derive(Args, Clone, Debug, Default)]
