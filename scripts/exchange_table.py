@@ -50,7 +50,7 @@ def train(skep: str, flags: str, workers: int) -> tuple[float, float, float]:
         fleet = []
         try:
             deadline = time.time() + 120
-            while not (found := re.search(r"hive at (http://\S+)", pathlib.Path(log.name).read_text())):
+            while not (found := re.search(r"hive at (http://[^\s,]+)", pathlib.Path(log.name).read_text())):
                 if hive.poll() is not None or time.time() > deadline:
                     raise SystemExit(f"the hive did not start: {pathlib.Path(log.name).read_text()}")
                 time.sleep(0.1)
