@@ -1,6 +1,7 @@
 //! A dataset becomes shards. The training rows are shuffled once, by an algorithm that is written
 //! down here and keyed by nothing, so that sorted data shards well and the same data always gives
-//! the same shards: hashes match between runs, and a store keeps them once.
+//! the same shards: hashes match between runs, and a store keeps them once. For experiments on data
+//! that is spread unevenly, they can be put in the order of their labels after that.
 
 use bytes::Bytes;
 use skep_wire::{Manifest, ShardRef};
@@ -29,6 +30,18 @@ pub struct PrepareSettings {
     pub shards: Option<usize>,
     /// The share of the training rows that is held out to validate on, from 0 to below 1.
     pub validation: f64,
+    /// Which rows go together.
+    pub split: RowSplit,
+}
+
+/// Which rows go together in a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowSplit {
+    /// Any: every shard looks like the whole.
+    #[default]
+    Shuffled,
+    /// Those of the same label, by the column `label`: a shard has few different ones.
+    Label,
 }
 
 /// A dataset in shards.
@@ -68,6 +81,20 @@ impl Dataset {
         };
         let order = shuffled(rows);
         let (validation, train) = order.split_at(held);
+        let mut train = train.to_vec();
+        if settings.split == RowSplit::Label {
+            let labels = self.train.column("label").ok_or_else(|| {
+                refuse(
+                    "it has no column `label` to split by; use `split = \"shuffled\"`".to_owned(),
+                )
+            })?;
+            let width = labels.bytes.len() / rows;
+            // The last byte weighs most. Stable: among equal labels the shuffled order stays.
+            train.sort_by_key(|&row| {
+                let start = row as usize * width;
+                labels.bytes[start..start + width].iter().rev().copied().collect::<Vec<_>>()
+            });
+        }
         let shards = settings.shards.unwrap_or_else(|| count_by_size(&self.train, train.len()));
         if shards == 0 || shards > train.len() {
             return Err(refuse(format!(
@@ -81,7 +108,7 @@ impl Dataset {
             manifest: Manifest { source: self.source.clone(), ..Manifest::default() },
             shards: Vec::new(),
         };
-        prepared.manifest.train = prepared.cut(&self.train, train, shards)?;
+        prepared.manifest.train = prepared.cut(&self.train, &train, shards)?;
         let parts = count_by_size(&self.train, validation.len());
         prepared.manifest.validation = prepared.cut(&self.train, validation, parts)?;
         let all: Vec<u64> = (0..self.test.rows() as u64).collect();
@@ -165,7 +192,7 @@ mod tests {
     }
 
     fn settings(shards: Option<usize>, validation: f64) -> PrepareSettings {
-        PrepareSettings { shards, validation }
+        PrepareSettings { shards, validation, split: RowSplit::Shuffled }
     }
 
     fn ids(prepared: &Prepared, split: Split) -> Vec<i64> {
@@ -201,6 +228,38 @@ mod tests {
         let samples: Vec<_> = prepared.manifest.train.iter().map(|shard| shard.samples).collect();
         assert_eq!(samples, [30, 30, 30]);
         assert_eq!(prepared.manifest.source, "numbers");
+    }
+
+    #[test]
+    fn a_split_by_label_puts_equal_labels_together() {
+        let mut dataset = dataset(100, 10, 4);
+        let label: Vec<u8> = (0..100i64).flat_map(|row| (row % 5).to_le_bytes()).collect();
+        let mut columns = dataset.train.columns().to_vec();
+        columns.push(Column {
+            name: "label".into(),
+            dtype: Dtype::I64,
+            shape: vec![],
+            bytes: label,
+        });
+        dataset.train = Table::new(columns).expect("a good table");
+        let by_label = PrepareSettings { split: RowSplit::Label, ..settings(Some(5), 0.0) };
+        let prepared = dataset.prepare(&by_label).expect("prepares");
+        let rows = ids(&prepared, Split::Train);
+        assert_eq!(
+            rows.iter()
+                .map(|row| row % 5)
+                .collect::<Vec<_>>()
+                .chunks(20)
+                .map(|labels| { labels.iter().collect::<BTreeSet<_>>().len() })
+                .collect::<Vec<_>>(),
+            [1; 5]
+        );
+        let mut sorted = rows.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+        dataset.train = numbered(100, 4);
+        let error = dataset.prepare(&by_label).expect_err("no labels").to_string();
+        assert!(error.contains("no column `label`"), "{error}");
     }
 
     #[test]

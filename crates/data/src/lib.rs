@@ -23,7 +23,7 @@ pub use checkpoint::{
     Checkpoint, NewestCheckpoint, claim_generation, get_shard, get_shard_range, newest_generation,
     put_shard, shard_path,
 };
-pub use dataset::{Dataset, PrepareSettings, Prepared};
+pub use dataset::{Dataset, PrepareSettings, Prepared, RowSplit};
 pub use error::DataError;
 pub use fault::{Fault, Faults};
 pub use model_file::LoadedTensor;

@@ -305,6 +305,34 @@ impl RunFiles {
         }
     }
 
+    /// Keeps an accepted model under a name until a checkpoint has it; when this returns, it
+    /// survives a power cut.
+    pub async fn spool(&self, name: &str, bytes: Bytes) -> Result<(), DataError> {
+        self.store.put(&self.path(&format!("spool/{name}")), bytes).await
+    }
+
+    /// The names of the models that are spooled.
+    pub async fn spooled(&self) -> Result<Vec<String>, DataError> {
+        let paths = self.store.list(&self.path("spool")).await?;
+        let name = |path: &String| path.rsplit('/').next().map(str::to_owned);
+        Ok(paths.iter().filter_map(name).collect())
+    }
+
+    /// A spooled model.
+    pub async fn read_spooled(&self, name: &str) -> Result<Bytes, DataError> {
+        self.store.get(&self.path(&format!("spool/{name}"))).await
+    }
+
+    /// Deletes a spooled model. It is no error if it was not there.
+    pub async fn unspool(&self, name: &str) -> Result<(), DataError> {
+        self.store.delete(&self.path(&format!("spool/{name}"))).await
+    }
+
+    /// Deletes all spooled models.
+    pub async fn clear_spool(&self) -> Result<(), DataError> {
+        self.store.delete_all(&self.path("spool")).await
+    }
+
     /// Writes the final model.
     pub async fn write_final_model(&self, model: Bytes) -> Result<(), DataError> {
         self.store.put(&self.final_model_path(), model).await

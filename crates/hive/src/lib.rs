@@ -24,6 +24,7 @@ mod published;
 mod routes;
 mod run_handle;
 mod server;
+mod spool;
 mod tls;
 
 pub use access::{Access, IssuedKey};

@@ -11,6 +11,9 @@ use skep_wire::Job;
 
 use crate::failure::Failure;
 
+/// Local steps per model, unless told otherwise.
+const LOCAL_STEPS: u64 = 32;
+
 /// Settings that can be given on the command line.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct JobFlags {
@@ -32,7 +35,13 @@ pub(crate) struct JobFlags {
     /// The learning rate
     #[arg(long, value_name = "RATE")]
     pub(crate) rate: Option<f64>,
-    /// How contributions become versions: batch:4, async, async:max_staleness=2, sync:4
+    /// What workers bring home: gradients or models
+    #[arg(long, value_name = "EXCHANGE")]
+    pub(crate) exchange: Option<String>,
+    /// How the average of models becomes the next version: none, sgd or nesterov (DiLoCo)
+    #[arg(long, value_name = "KIND")]
+    pub(crate) outer: Option<String>,
+    /// How contributions become versions: batch:4, async, async:max_staleness=2, sync:4, average:4
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Option<String>,
     /// sgd, adam, adamw or rmsprop
@@ -97,6 +106,15 @@ pub(crate) fn read(
         && let Some(optimiser) = settings["optimiser"].as_object_mut()
     {
         optimiser.remove("schedule");
+    }
+    // Who averages, or has an outer optimiser, exchanges models; who does that averages.
+    let averages = given("/policy/kind") == Some(&json!("average")) || given("/outer").is_some();
+    let exchange = given("/run/exchange").cloned();
+    let exchange = exchange.or_else(|| averages.then(|| json!("models")));
+    if exchange == Some(json!("models")) {
+        settings["run"]["exchange"] = json!("models");
+        settings["policy"] = json!({ "kind": "average" });
+        settings["train"]["every"] = json!(LOCAL_STEPS);
     }
     merge(&mut settings, file);
     merge(&mut settings, overrides);
@@ -185,6 +203,8 @@ fn flag_settings(flags: &JobFlags) -> Result<Value, Failure> {
     put("run", "epochs", flags.epochs.map(Value::from));
     put("run", "steps", flags.steps.map(Value::from));
     put("run", "seed", flags.seed.map(Value::from));
+    put("run", "exchange", flags.exchange.clone().map(Value::from));
+    put("outer", "kind", flags.outer.clone().map(Value::from));
     put("run", "name", flags.name.clone().map(Value::from));
     put("train", "batch", flags.batch.map(Value::from));
     put("train", "every", flags.every.map(Value::from));
@@ -219,21 +239,26 @@ fn flag_settings(flags: &JobFlags) -> Result<Value, Failure> {
     Ok(settings)
 }
 
-/// `batch:4`, `sync:4`, `async`, `async:max_staleness=2,damping=0`.
+/// `batch:4`, `sync:4`, `async`, `async:max_staleness=2,damping=0`, `average:4,quorum=3`,
+/// `average:once`.
 fn policy(text: &str) -> Result<Value, Failure> {
     let wrong = || {
         Failure::mistake(format!("--policy `{text}` is not a policy"))
-            .hint("such as batch:4, async, async:max_staleness=2,damping=0 or sync:4,backup=1")
+            .hint("such as batch:4, async:max_staleness=2, sync:4,backup=1 or average:4,quorum=3")
     };
     let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
     let main = match kind {
         "batch" => "size",
-        "sync" => "slots",
+        "sync" | "average" => "slots",
         "async" => "max_staleness",
         _ => return Err(wrong()),
     };
     let mut table = json!({ "kind": kind });
     for part in rest.split(',').filter(|part| !part.is_empty()) {
+        if (kind, part) == ("average", "once") {
+            table["rounds"] = json!("once");
+            continue;
+        }
         let (name, value) = part.split_once('=').unwrap_or((main, part));
         table[name] = serde_json::from_str(value).map_err(|_| wrong())?;
     }
@@ -267,6 +292,28 @@ mod tests {
         assert_eq!(job.optimiser["kind"], "adam");
         assert!(job.optimiser.get("momentum").is_none(), "sgd's settings are gone with sgd");
         assert_eq!(Value::Object(job.policy), json!({"kind": "sync", "slots": 4, "backup": 1}));
+    }
+
+    #[test]
+    fn who_averages_exchanges_models() {
+        let with = |policy: Option<&str>, outer: Option<&str>, exchange: Option<&str>| {
+            let own = |text: Option<&str>| text.map(str::to_owned);
+            let (policy, outer, exchange) = (own(policy), own(outer), own(exchange));
+            let flags = JobFlags { policy, outer, exchange, ..JobFlags::default() };
+            job("mnist", flags).expect("a good job")
+        };
+        let average = with(Some("average:5,quorum=4,grace=0.5"), None, None);
+        assert_eq!(average.run.exchange, "models");
+        let policy = json!({"kind": "average", "slots": 5, "quorum": 4, "grace": 0.5});
+        assert_eq!(Value::Object(average.policy), policy);
+        assert_eq!(average.train.every, LOCAL_STEPS);
+        let once = with(Some("average:once"), None, None);
+        assert_eq!(Value::Object(once.policy), json!({"kind": "average", "rounds": "once"}));
+        for job in [with(None, Some("nesterov"), None), with(None, None, Some("models"))] {
+            assert_eq!(job.run.exchange, "models");
+            assert_eq!(Value::Object(job.policy), json!({"kind": "average"}));
+        }
+        assert_eq!(with(None, None, None).run.exchange, "gradients");
     }
 
     #[test]

@@ -236,6 +236,9 @@ pub struct RunView {
     pub epochs: Option<u64>,
     /// How many versions, where the run is bounded that way.
     pub steps: Option<u64>,
+    /// How many versions it will make, where that is known: schedules depend on it.
+    #[serde(default)]
+    pub versions: Option<u64>,
     /// Positions applied since version 0.
     pub samples: u64,
     /// Mean training loss over the latest contributions.
