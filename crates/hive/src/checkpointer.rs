@@ -14,6 +14,7 @@ use skep_wire::{Dtype, Frame, FrameView, Layout, Version, WireError};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::keeper::Command;
+use crate::metrics_files::MetricsFiles;
 use crate::published::frame_bytes;
 
 /// One version with everything needed to go on from it. Holding it copies nothing.
@@ -51,11 +52,17 @@ pub(crate) struct Checkpointer {
 }
 
 impl Checkpointer {
-    pub(crate) async fn run(mut self, mut wishes: mpsc::UnboundedReceiver<Write>) {
+    pub(crate) async fn run(
+        mut self,
+        mut wishes: mpsc::UnboundedReceiver<Write>,
+        mut metrics: MetricsFiles,
+    ) {
         let mut written = BTreeSet::new();
         while let Some(wish) = wishes.recv().await {
+            let is_end = matches!(wish, Write::Final(_));
             let result = match wish {
                 Write::Flush(done) => {
+                    self.write_metrics(metrics.write()).await;
                     let _ = done.send(());
                     continue;
                 }
@@ -82,6 +89,18 @@ impl Checkpointer {
             if self.keeper.send(message).is_err() {
                 return;
             }
+            if is_end {
+                self.write_metrics(metrics.write_end()).await;
+            } else {
+                self.write_metrics(metrics.write_if_due()).await;
+            }
+        }
+    }
+
+    /// What cannot be written of metrics is no reason to stop training.
+    async fn write_metrics(&self, work: impl Future<Output = Result<(), DataError>>) {
+        if let Err(error) = self.guarded(work).await {
+            tracing::warn!(run = self.files.run(), "metrics: {error}");
         }
     }
 

@@ -15,15 +15,18 @@ mod checkpointer;
 mod deadlines;
 mod error;
 mod events;
+mod history;
 mod hive;
 mod keeper;
 mod metrics;
+mod metrics_files;
 mod model;
 mod openapi;
 mod published;
 mod routes;
 mod run_handle;
 mod server;
+mod tensorboard;
 mod tls;
 
 pub use access::{Access, IssuedKey};
