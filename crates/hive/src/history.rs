@@ -155,9 +155,8 @@ impl Recorder {
         let placed = inner.places.iter().find(|(at, _)| *at == number).map(|(_, samples)| *samples);
         // After a restart the version is in no place; the point that holds it is near enough.
         let near = |point: &&Point| point.version.number >= number;
-        let placed = placed.or_else(|| {
-            inner.kept.history.points.iter().find(near).map(|point| point.samples)
-        });
+        let placed = placed
+            .or_else(|| inner.kept.history.points.iter().find(near).map(|point| point.samples));
         let measured = &mut inner.kept.history.measured;
         // Later than the one before, so that readers can tell by the time what is new to them.
         let time = measured.last().map_or(0, |last| last.time + 1).max(clock());
@@ -326,7 +325,8 @@ mod tests {
         assert!((400..=MOST_POINTS).contains(&history.points.len()), "{}", history.points.len());
         let versions: u64 = history.points.iter().map(|point| point.versions).sum();
         assert_eq!(versions, 100_000, "every version is in a point");
-        let losses: f64 = history.points.iter().map(|p| p.loss.expect("is there") * p.versions as f64).sum();
+        let losses: f64 =
+            history.points.iter().map(|p| p.loss.expect("is there") * p.versions as f64).sum();
         assert!((losses / 100_000.0 - 50_000.5).abs() < 1e-6, "means keep their weight");
         let last = history.points.last().expect("is there");
         assert_eq!((last.version.number, last.samples, last.workers), (100_000, 6_400_000, 3));
@@ -375,6 +375,9 @@ mod tests {
         let history = again.history(100);
         assert_eq!(history.points.len(), 30);
         assert_eq!(history.measured.len(), 1);
-        assert!((again.pace(30).1.worker_seconds - 2.5).abs() < 1e-9, "what was used is not undone");
+        assert!(
+            (again.pace(30).1.worker_seconds - 2.5).abs() < 1e-9,
+            "what was used is not undone"
+        );
     }
 }

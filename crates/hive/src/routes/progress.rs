@@ -73,19 +73,20 @@ pub(crate) async fn get_progress(
     let mut ticks = tokio::time::interval(Duration::from_secs_f64(seconds.clamp(0.1, 60.0)));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // The first tick is at once, and its message is `first`.
-    let rest = stream::unfold((watch, ticks, Some(first)), async |(mut watch, mut ticks, first)| {
-        loop {
-            ticks.tick().await;
-            if let Some(first) = first {
-                return Some((first, (watch, ticks, None)));
+    let rest =
+        stream::unfold((watch, ticks, Some(first)), async |(mut watch, mut ticks, first)| {
+            loop {
+                ticks.tick().await;
+                if let Some(first) = first {
+                    return Some((first, (watch, ticks, None)));
+                }
+                // The stream ends with the keeper: the hive goes down, or the run is deleted.
+                let progress = watch.look().await.ok()?;
+                if watch.is_worth_sending(&progress) {
+                    return Some((progress, (watch, ticks, None)));
+                }
             }
-            // The stream ends with the keeper: the hive goes down, or the run is deleted.
-            let progress = watch.look().await.ok()?;
-            if watch.is_worth_sending(&progress) {
-                return Some((progress, (watch, ticks, None)));
-            }
-        }
-    });
+        });
     Ok(sse(rest))
 }
 
