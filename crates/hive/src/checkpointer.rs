@@ -86,9 +86,8 @@ impl Checkpointer {
                 tracing::warn!(run = self.files.run(), "checkpoint: {error}");
                 Command::Trouble(error)
             });
-            if self.keeper.send(message).is_err() {
-                return;
-            }
+            // A keeper that is gone may have left more to write, and someone who waits for the end.
+            let _ = self.keeper.send(message);
             if is_end {
                 self.write_metrics(metrics.write_end()).await;
             } else {

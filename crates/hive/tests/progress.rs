@@ -47,7 +47,7 @@ async fn the_history_is_whole_and_outlives_the_hive() {
     let usage = hive.get("/v1/runs/bees/progress").ok().await.json::<Progress>().usage;
     assert!(usage.received_bytes >= last.usage.received_bytes, "what was used is not forgotten");
 
-    let found = files(&hive.folder.path().join("runs/bees/metrics"));
+    let found = files(&hive.folder.path().join("store/runs/bees/metrics"));
     let text = |name: &str| {
         let path = found.iter().find(|path| path.ends_with(name)).expect("a file");
         std::fs::read_to_string(path).expect("text")

@@ -121,6 +121,8 @@ fn line(progress: &Progress) -> String {
     ];
     parts.extend(progress.loss.map(|loss| format!("loss {loss:.4}")));
     parts.extend(accuracy(progress));
+    let test = progress.test.and_then(|test| test.accuracy);
+    parts.extend(test.map(|test| format!("test {:.2} %", test * 100.0)));
     parts.push(format!("{} workers", progress.worker_count));
     parts.extend(left(progress));
     parts.join("  ")

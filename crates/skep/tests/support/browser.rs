@@ -1,6 +1,6 @@
 //! A real browser without a screen, driven by `chromedriver` in WebDriver's terms.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
@@ -145,11 +145,22 @@ impl Browser {
         );
         stream.write_all(head.as_bytes()).ok()?;
         stream.write_all(body.as_bytes()).ok()?;
-        let mut answer = Vec::new();
-        // A connection that is reset after the whole answer is as good as one that is closed.
-        let _ = stream.read_to_end(&mut answer);
-        let start = answer.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
-        let answer: Value = serde_json::from_slice(&answer[start..]).ok()?;
+        // The driver keeps connections open whatever it is told: the length says where it ends.
+        let mut answer = BufReader::new(stream);
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            answer.read_line(&mut line).ok().filter(|read| *read > 0)?;
+            if line.trim().is_empty() {
+                break;
+            }
+            if let Some(text) = line.to_lowercase().strip_prefix("content-length:") {
+                length = text.trim().parse().ok()?;
+            }
+        }
+        let mut body = vec![0; length];
+        answer.read_exact(&mut body).ok()?;
+        let answer: Value = serde_json::from_slice(&body).ok()?;
         Some(answer["value"].clone())
     }
 }
