@@ -17,6 +17,8 @@ use crate::metrics::Counters;
 
 /// How many points, and how many measurements, are kept.
 const MOST_POINTS: usize = 1000;
+/// How many points a message of a stream has at most: enough for a smooth curve.
+const MOST_NEW_POINTS: usize = 16;
 /// How far back a rate looks.
 const RECENT: Millis = 5_000;
 /// How far apart the moments are that a rate is worked out from.
@@ -200,7 +202,7 @@ impl Recorder {
         let complete = inner.kept.complete();
         let from = complete.partition_point(|point| point.version.number <= number);
         let mut new = complete[from..].to_vec();
-        while new.len() > 4 {
+        while new.len() > MOST_NEW_POINTS {
             halve(&mut new);
         }
         let newer = |measurement: &&Measurement| measurement.time > time;
@@ -343,7 +345,7 @@ mod tests {
             recorder.version(&made(number), || 1);
             if number % 50 == 0 {
                 let (points, _) = recorder.since(seen, 0);
-                assert!(points.len() <= 4, "{}", points.len());
+                assert!(points.len() <= MOST_NEW_POINTS, "{}", points.len());
                 for point in points {
                     assert!(point.version.number > seen);
                     seen = point.version.number;

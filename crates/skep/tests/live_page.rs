@@ -41,7 +41,7 @@ fn the_curve_grows_while_a_run_trains() {
     let mut workers: Vec<_> = (0..2).map(|_| setup.worker(&[])).collect();
     browser.until(&format!("{LOSS_POINTS} >= 10"));
     let early = browser.value(LOSS_POINTS).as_u64().expect("a count");
-    browser.until(&format!("{LOSS_POINTS} >= {}", early + 50));
+    browser.until(&format!("{LOSS_POINTS} >= {}", early + 30));
     browser.until("/^\\d+\\.\\d+ %$/.test(document.querySelector('#tile-accuracy').textContent)");
     browser.until("document.querySelectorAll('#workers tbody tr[data-worker]').length == 2");
     browser.until("document.querySelector('#events').textContent.includes('joined')");
