@@ -135,8 +135,8 @@ function drawRuns() {
 
 async function pollRuns() {
   for (;;) {
+    const own = sessionStorage.getItem("skep.run");
     try {
-      const own = sessionStorage.getItem("skep.run");
       if (own) {
         const view = await askJson(`v1/runs/${encodeURIComponent(own)}/progress`);
         const accuracy = view.best === null ? null : view.best.accuracy;
@@ -154,7 +154,7 @@ async function pollRuns() {
       if (runs.length === 0) link("live", "live");
       requestFrame("runs");
     } catch (error) {
-      if (error.status === 401 || error.status === 403) {
+      if (error.status === 401 || error.status === 403 || (own && error.status === 404)) {
         askForKey(error);
         return;
       }
@@ -485,6 +485,9 @@ const says = {
 function addEvents(events) {
   const list = $("events");
   for (const event of events) {
+    // One that is written again (the run was measured, or ended) is no news.
+    if (event.event === "checkpoint" && list.dataset.checkpoint === event.version) continue;
+    if (event.event === "checkpoint") list.dataset.checkpoint = event.version;
     const item = make("li");
     const time = make("time", new Date(event.time).toLocaleTimeString("en-GB"));
     time.dateTime = new Date(event.time).toISOString();
