@@ -10,7 +10,16 @@ use http::{HeaderName, HeaderValue, header};
 use sha2::{Digest, Sha256};
 
 const STYLE: &str = include_str!("../page/page.css");
-const SCRIPTS: [&str; 2] = [include_str!("../page/chart.js"), include_str!("../page/page.js")];
+/// One script in the page, whose parts use each other: `words` first, `page`, which starts, last.
+const SCRIPTS: [&str; 7] = [
+    include_str!("../page/words.js"),
+    include_str!("../page/chart.js"),
+    include_str!("../page/curves.js"),
+    include_str!("../page/workers.js"),
+    include_str!("../page/events.js"),
+    include_str!("../page/cost.js"),
+    include_str!("../page/page.js"),
+];
 
 /// The document, and a policy under which a browser runs these very scripts and no others: a name
 /// that a worker made up cannot become one.
