@@ -351,6 +351,19 @@ impl RunFiles {
         self.path("model.safetensors")
     }
 
+    /// Writes a file of metrics, such as `metrics.csv`, replacing what was there.
+    pub async fn write_metrics(&self, file: &str, bytes: Bytes) -> Result<(), DataError> {
+        self.store.put(&self.path(&format!("metrics/{file}")), bytes).await
+    }
+
+    /// A file of metrics, if it is there.
+    pub async fn metrics(&self, file: &str) -> Result<Option<Bytes>, DataError> {
+        match self.store.get(&self.path(&format!("metrics/{file}"))).await {
+            Err(DataError::NotFound { .. }) => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
     /// Deletes the run: `run.json` first, so that a run half deleted is no run. Shards stay: other
     /// runs may use them.
     pub async fn delete(&self) -> Result<(), DataError> {

@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::budget::Spent;
 use crate::keeper::Command;
+use crate::metrics_files::MetricsFiles;
 use crate::published::frame_bytes;
 use crate::spool::SpoolEntry;
 
@@ -66,11 +67,17 @@ pub(crate) struct Checkpointer {
 }
 
 impl Checkpointer {
-    pub(crate) async fn run(mut self, mut wishes: mpsc::UnboundedReceiver<Write>) {
+    pub(crate) async fn run(
+        mut self,
+        mut wishes: mpsc::UnboundedReceiver<Write>,
+        mut metrics: MetricsFiles,
+    ) {
         let mut written = BTreeSet::new();
         while let Some(wish) = wishes.recv().await {
+            let is_end = matches!(wish, Write::Final(_));
             let result = match wish {
                 Write::Flush(done) => {
+                    self.write_metrics(metrics.write()).await;
                     let _ = done.send(());
                     continue;
                 }
@@ -113,8 +120,12 @@ impl Checkpointer {
                 tracing::warn!(run = self.files.run(), "checkpoint: {error}");
                 Command::Trouble(error)
             });
-            if self.keeper.send(message).is_err() {
-                return;
+            // A keeper that is gone may have left more to write, and someone who waits for the end.
+            let _ = self.keeper.send(message);
+            if is_end {
+                self.write_metrics(metrics.write_end()).await;
+            } else {
+                self.write_metrics(metrics.write_if_due()).await;
             }
         }
     }
@@ -136,6 +147,13 @@ impl Checkpointer {
                 Err(_) => tokio::time::sleep(pause).await,
             }
             pause *= 2;
+        }
+    }
+
+    /// What cannot be written of metrics is no reason to stop training.
+    async fn write_metrics(&self, work: impl Future<Output = Result<(), DataError>>) {
+        if let Err(error) = self.guarded(work).await {
+            tracing::warn!(run = self.files.run(), "metrics: {error}");
         }
     }
 

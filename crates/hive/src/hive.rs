@@ -15,8 +15,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::budget::Budget;
 use crate::checkpointer::{Checkpointer, decode, watch_generation};
 use crate::events::Events;
+use crate::history::Recorder;
 use crate::keeper::{Command, Keeper, KeeperParts, KeptState};
 use crate::metrics::Counters;
+use crate::metrics_files::MetricsFiles;
 use crate::model::{Model, Rules};
 use crate::published::{FormLayouts, Published, frame_bytes};
 use crate::run_handle::RunHandle;
@@ -278,6 +280,9 @@ impl Hive {
         let published = Arc::new(Published::new(version, model.current().clone(), layouts));
         let events = Arc::new(Events::default());
         let counters = Arc::new(Counters::default());
+        let known = MetricsFiles::read(&files).await;
+        let recorder = Arc::new(Recorder::new(known, run.number(), counters.clone()));
+        let metrics = MetricsFiles::new(files.clone(), self.generation, recorder.clone());
         let (commands, inbox) = std::sync::mpsc::channel();
         let (writes, wishes) = mpsc::unbounded_channel();
         let checkpointer = Checkpointer {
@@ -289,7 +294,7 @@ impl Hive {
             replaced: self.replaced.clone(),
             best: files.read_hint("best").await.ok().flatten(),
         };
-        tokio::spawn(checkpointer.run(wishes));
+        tokio::spawn(checkpointer.run(wishes, metrics));
         let model_path = self
             .store
             .local_path(&files.final_model_path())
@@ -301,6 +306,7 @@ impl Hive {
             published: published.clone(),
             events: events.clone(),
             counters: counters.clone(),
+            recorder: recorder.clone(),
             shards: spec
                 .manifest
                 .shards()
@@ -317,6 +323,7 @@ impl Hive {
             published,
             events,
             counters,
+            recorder,
             writes,
             kept,
             durable,

@@ -23,6 +23,7 @@ use crate::ApiError;
 use crate::budget::Spent;
 use crate::checkpointer::{Material, Write};
 use crate::events::Events;
+use crate::history::{Made, Recorder};
 use crate::metrics::Counters;
 use crate::model::Model;
 use crate::published::Published;
@@ -128,6 +129,16 @@ struct WorkerRecord {
     recent: Recent,
 }
 
+impl WorkerRecord {
+    /// Notes that the worker is there, and that it was since it was heard of, unless that is long
+    /// ago: then it was away.
+    fn heard(&mut self, now: Millis, recorder: &Recorder) {
+        let since = now.saturating_sub(self.seen);
+        recorder.worked(if since < 60_000 { since } else { 0 });
+        self.seen = now;
+    }
+}
+
 /// Samples over the last seconds.
 #[derive(Default)]
 struct Recent {
@@ -167,6 +178,7 @@ pub(crate) struct Keeper {
     pub(crate) published: Arc<Published>,
     pub(crate) events: Arc<Events>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) recorder: Arc<Recorder>,
     pub(crate) writes: mpsc::UnboundedSender<Write>,
     pub(crate) kept: KeptState,
     pub(crate) durable: Version,
@@ -210,6 +222,7 @@ pub(crate) struct KeeperParts {
     pub(crate) published: Arc<Published>,
     pub(crate) events: Arc<Events>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) recorder: Arc<Recorder>,
     pub(crate) writes: mpsc::UnboundedSender<Write>,
     pub(crate) kept: KeptState,
     pub(crate) durable: Version,
@@ -235,6 +248,7 @@ impl Keeper {
             published: parts.published,
             events: parts.events,
             counters: parts.counters,
+            recorder: parts.recorder,
             writes: parts.writes,
             kept: parts.kept,
             durable: parts.durable,
@@ -332,7 +346,7 @@ impl Keeper {
                 if let Some(worker) = self.run.holder(lease.0)
                     && let Some(record) = self.workers.get_mut(worker)
                 {
-                    record.seen = now;
+                    record.heard(now, &self.recorder);
                 }
                 let _ = reply.send(answer.map(|millis| millis as f64 / 1000.0));
             }
@@ -405,7 +419,7 @@ impl Keeper {
             waiting: 0.0,
             recent: Recent::default(),
         });
-        record.seen = now;
+        record.heard(now, &self.recorder);
         record.waiting = request.waiting.clamp(0.0, 1.0);
     }
 
@@ -555,7 +569,7 @@ impl Keeper {
         }
         self.recent.add(now, envelope.count);
         if let Some(record) = worker.as_deref().and_then(|name| self.workers.get_mut(name)) {
-            record.seen = now;
+            record.heard(now, &self.recorder);
             record.contributions += 1;
             record.samples += envelope.count;
             record.staleness = record.staleness * 0.9 + staleness as f64 * 0.1;
@@ -743,6 +757,19 @@ impl Keeper {
                         rate: report.rate,
                         norm: report.norm,
                     });
+                    let staleness: u64 = step.members.iter().map(|member| member.staleness).sum();
+                    let made = Made {
+                        now,
+                        seconds: self.kept.seconds,
+                        version,
+                        samples: self.run.samples(),
+                        epoch: self.run.epoch(),
+                        loss,
+                        learning_rate: report.rate,
+                        norm: report.norm,
+                        staleness: staleness as f64 / step.members.len().max(1) as f64,
+                    };
+                    self.recorder.version(&made, || self.records(now).count() as u64);
                     self.step_line(now, worker, version, loss);
                     // A version to be measured is kept before the next one replaces it.
                     self.drain_notices(now);
@@ -942,6 +969,7 @@ impl Keeper {
             }
         }
         self.measured_material = None;
+        self.recorder.measured(&evaluated, self.kept.seconds);
         let accuracy = measured.accuracy.map_or(String::new(), |a| format!(", accuracy {a:.4}"));
         tracing::info!(run = self.name, %version, "{:?}: loss {:.4}{accuracy}", measured.split, measured.loss);
         self.events.send(Event::Evaluated(evaluated));
@@ -1062,11 +1090,14 @@ impl Keeper {
         }
     }
 
-    fn worker_views(&self, now: Millis) -> Vec<WorkerView> {
+    /// The workers heard of lately.
+    fn records(&self, now: Millis) -> impl Iterator<Item = (&String, &WorkerRecord)> {
         let lately = 6 * self.run.plan().lease.silence;
-        self.workers
-            .iter()
-            .filter(|(_, record)| now.saturating_sub(record.seen) < lately)
+        self.workers.iter().filter(move |(_, record)| now.saturating_sub(record.seen) < lately)
+    }
+
+    fn worker_views(&self, now: Millis) -> Vec<WorkerView> {
+        self.records(now)
             .map(|(name, record)| WorkerView {
                 name: name.clone(),
                 engine: record.engine.clone(),

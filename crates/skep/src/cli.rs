@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use skep_learn::Task;
 
-use crate::commands::{hive, key, logs, run, status, train, worker};
+use crate::commands::{hive, key, logs, run, status, train, watch, worker};
 use crate::failure::Failure;
 use crate::logging::{self, LogFlags};
 
@@ -32,6 +32,8 @@ enum Command {
     Run(run::RunFlags),
     /// Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
     Status(status::StatusFlags),
+    /// Watch a run until it ends: progress, loss, workers, events
+    Watch(watch::WatchFlags),
     /// Show what a run's workers said
     Logs(logs::LogsFlags),
     /// Make, issue and revoke keys
@@ -76,6 +78,7 @@ fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
         Command::Worker(flags) => worker::worker(flags, tasks),
         Command::Run(flags) => run::run(flags, &tasks),
         Command::Status(flags) => status::status(&flags),
+        Command::Watch(flags) => watch::watch(&flags),
         Command::Logs(flags) => logs::logs(&flags),
         Command::Key(flags) => key::key(flags),
     }

@@ -6,4 +6,5 @@ pub(crate) mod logs;
 pub(crate) mod run;
 pub(crate) mod status;
 pub(crate) mod train;
+pub(crate) mod watch;
 pub(crate) mod worker;

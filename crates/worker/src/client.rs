@@ -11,9 +11,9 @@ use http_body_util::{BodyExt, Full};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use skep_wire::{
-    Encoding, Envelope, ErrorBody, ErrorCode, Frame, GiveBack, KeyIssued, KeyRequest, Layout,
-    LeaseAnswer, LeaseId, LeaseRequest, LogLine, Receipt, Renewed, RunAction, RunChange,
-    RunSummary, RunView, Version, header as own,
+    Encoding, Envelope, ErrorBody, ErrorCode, Frame, GiveBack, History, KeyIssued, KeyRequest,
+    Layout, LeaseAnswer, LeaseId, LeaseRequest, LogLine, Progress, Receipt, Renewed, RunAction,
+    RunChange, RunSummary, RunView, Version, header as own,
 };
 
 use crate::ClientError;
@@ -240,6 +240,16 @@ impl Client {
     /// One run.
     pub async fn run(&self, run: &str) -> Result<RunView, ClientError> {
         self.get(&format!("/v1/runs/{run}")).await
+    }
+
+    /// One run as one looks at it again and again.
+    pub async fn progress(&self, run: &str) -> Result<Progress, ClientError> {
+        self.get(&format!("/v1/runs/{run}/progress")).await
+    }
+
+    /// How a run went, in at most so many points.
+    pub async fn history(&self, run: &str, points: usize) -> Result<History, ClientError> {
+        self.get(&format!("/v1/runs/{run}/history?points={points}")).await
     }
 
     /// Creates a run from a safetensors file with its description in the metadata.
