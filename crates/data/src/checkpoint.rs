@@ -9,6 +9,7 @@
 //! generations/{generation}.json            create-only claim by a starting hive
 //! shards/{sha256}.safetensors              data
 //! runs/{run}/version0.safetensors          written before run.json
+//! runs/{run}/assets/{name}                 what the model needs besides, likewise
 //! runs/{run}/run.json                      create-only: it makes the run
 //! runs/{run}/checkpoints/{generation}-{number}/model.safetensors, optimiser.safetensors
 //! runs/{run}/checkpoints/{generation}-{number}/manifest.json     create-only, last
