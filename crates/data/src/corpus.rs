@@ -147,13 +147,7 @@ impl Corpus {
         number
     }
 
-    fn add_text(
-        &mut self,
-        name: &str,
-        set: Set,
-        label: u8,
-        text: &str,
-    ) -> Result<(), DataError> {
+    fn add_text(&mut self, name: &str, set: Set, label: u8, text: &str) -> Result<(), DataError> {
         let mut end = text.len().min(MOST_TEXT_BYTES);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -201,7 +195,8 @@ impl Corpus {
                 Column { name: "label".to_owned(), dtype: Dtype::U8, shape: vec![], bytes: labels },
             ])
         };
-        let asset = Asset { name: Vocabulary::ASSET.to_owned(), bytes: vocabulary.to_json().into() };
+        let asset =
+            Asset { name: Vocabulary::ASSET.to_owned(), bytes: vocabulary.to_json().into() };
         Ok(Dataset {
             source: self.source.clone(),
             train: table(Set::Train)?,

@@ -21,8 +21,10 @@ pub(super) fn read(folder: &Path, corpus: &mut Corpus) -> Result<(), DataError> 
         return Ok(());
     }
     let files = list(folder)?;
-    let files: Vec<_> =
-        files.into_iter().filter(|(name, _)| kind_of(&name.to_ascii_lowercase()).is_some()).collect();
+    let files: Vec<_> = files
+        .into_iter()
+        .filter(|(name, _)| kind_of(&name.to_ascii_lowercase()).is_some())
+        .collect();
     let of_set = |set: Set| {
         let mut found = files.iter().filter(|(name, _)| {
             let name = name.to_ascii_lowercase();
@@ -68,12 +70,7 @@ fn list(folder: &Path) -> Result<Vec<(String, PathBuf)>, DataError> {
     Ok(files)
 }
 
-fn read_class(
-    folder: &Path,
-    set: Set,
-    label: u8,
-    corpus: &mut Corpus,
-) -> Result<(), DataError> {
+fn read_class(folder: &Path, set: Set, label: u8, corpus: &mut Corpus) -> Result<(), DataError> {
     if !folder.is_dir() {
         return Err(corpus.refuse(format!("it has no folder `{}`", folder.display())));
     }
@@ -84,8 +81,7 @@ fn read_class(
         }
         let place = path.to_string_lossy();
         let file = std::fs::File::open(&path).map_err(|error| DataError::of_io(&place, error))?;
-        let cut =
-            read_text(file, &mut bytes).map_err(|error| DataError::of_io(&place, error))?;
+        let cut = read_text(file, &mut bytes).map_err(|error| DataError::of_io(&place, error))?;
         let text = utf8(&bytes, cut, &place)?;
         let name = format!("{}/{name}", FOLDERS[usize::from(label)]);
         corpus.add_text(&name, set, label, text)?;

@@ -10,22 +10,86 @@ const TRAIN: usize = 2000;
 const TEST: usize = 500;
 
 const KINDS: [&str; 12] = [
-    "film", "movie", "comedy", "drama", "thriller", "western", "documentary", "sequel", "remake",
-    "musical", "picture", "story",
+    "film",
+    "movie",
+    "comedy",
+    "drama",
+    "thriller",
+    "western",
+    "documentary",
+    "sequel",
+    "remake",
+    "musical",
+    "picture",
+    "story",
 ];
 const PARTS: [&str; 14] = [
-    "plot", "acting", "music", "ending", "script", "camera work", "cast", "dialogue", "opening",
-    "pace", "second half", "lead", "humour", "setting",
+    "plot",
+    "acting",
+    "music",
+    "ending",
+    "script",
+    "camera work",
+    "cast",
+    "dialogue",
+    "opening",
+    "pace",
+    "second half",
+    "lead",
+    "humour",
+    "setting",
 ];
 const PRAISE: [&str; 24] = [
-    "wonderful", "brilliant", "moving", "charming", "superb", "delightful", "gripping", "clever",
-    "beautiful", "memorable", "excellent", "touching", "fresh", "warm", "flawless", "stunning",
-    "honest", "lively", "rich", "graceful", "magnificent", "funny", "thoughtful", "perfect",
+    "wonderful",
+    "brilliant",
+    "moving",
+    "charming",
+    "superb",
+    "delightful",
+    "gripping",
+    "clever",
+    "beautiful",
+    "memorable",
+    "excellent",
+    "touching",
+    "fresh",
+    "warm",
+    "flawless",
+    "stunning",
+    "honest",
+    "lively",
+    "rich",
+    "graceful",
+    "magnificent",
+    "funny",
+    "thoughtful",
+    "perfect",
 ];
 const BLAME: [&str; 24] = [
-    "awful", "dull", "boring", "clumsy", "dreadful", "tedious", "silly", "lifeless", "predictable",
-    "terrible", "wooden", "shallow", "messy", "stale", "painful", "pointless", "ugly", "lazy",
-    "bland", "hollow", "annoying", "weak", "forgettable", "cheap",
+    "awful",
+    "dull",
+    "boring",
+    "clumsy",
+    "dreadful",
+    "tedious",
+    "silly",
+    "lifeless",
+    "predictable",
+    "terrible",
+    "wooden",
+    "shallow",
+    "messy",
+    "stale",
+    "painful",
+    "pointless",
+    "ugly",
+    "lazy",
+    "bland",
+    "hollow",
+    "annoying",
+    "weak",
+    "forgettable",
+    "cheap",
 ];
 const PRAISING: [&str; 8] = [
     "I loved every minute of it.",
@@ -79,8 +143,7 @@ fn review(dice: &mut Dice, praises: bool) -> String {
     let mut sentences = Vec::new();
     for _ in 0..3 + dice.below(5) {
         let opinion = praises != (dice.below(8) == 0);
-        let (words, verdicts) =
-            if opinion { (PRAISE, PRAISING) } else { (BLAME, BLAMING) };
+        let (words, verdicts) = if opinion { (PRAISE, PRAISING) } else { (BLAME, BLAMING) };
         let very = dice.pick(&VERY);
         let (part, kind) = (dice.pick(&PARTS), dice.pick(&KINDS));
         let (first, second) = (dice.pick(&words), dice.pick(&words));

@@ -412,9 +412,8 @@ mod tests {
     #[test]
     fn whole_numbers_of_every_width_are_read() {
         let read = |kind, body: &[u8]| decode(&npy(kind, "(2,)", body));
-        let expected = |values: [i64; 2]| {
-            Ok(Numbers::Flat { shape: vec![2], values: values.to_vec() })
-        };
+        let expected =
+            |values: [i64; 2]| Ok(Numbers::Flat { shape: vec![2], values: values.to_vec() });
         assert_eq!(read("|u1", &[1, 255]), expected([1, 255]));
         assert_eq!(read("|i1", &[1, 255]), expected([1, -1]));
         assert_eq!(read("<i4", &[2, 1, 0, 0, 254, 255, 255, 255]), expected([258, -2]));
@@ -435,7 +434,8 @@ mod tests {
     #[test]
     fn lists_that_are_there_many_times_do_not_multiply() {
         // A list of 200 numbers, remembered, and then a thousand times in the array.
-        let mut body = b"\x80\x03cnumpy.core.multiarray\n_reconstruct\n)R(K\x01)cnumpy\ndtype\n)RN(".to_vec();
+        let mut body =
+            b"\x80\x03cnumpy.core.multiarray\n_reconstruct\n)R(K\x01)cnumpy\ndtype\n)RN(".to_vec();
         body.extend(b"](");
         body.extend([b'K', 7].repeat(200));
         body.extend(b"eq\x00");

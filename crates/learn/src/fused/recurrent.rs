@@ -147,13 +147,8 @@ impl<C: CheckpointStrategy> RecurrentOps for Autodiff<Flex, C> {
         let (hidden_bias, hidden_bias_node) = hidden_bias.into_parts();
         let weights = [&input_weight, &hidden_weight, &input_bias, &hidden_bias].map(contiguous);
         let (output, trace) = Trace::forward(&input, weights, &lengths, direction);
-        let nodes = [
-            input_node,
-            input_weight_node,
-            hidden_weight_node,
-            input_bias_node,
-            hidden_bias_node,
-        ];
+        let nodes =
+            [input_node, input_weight_node, hidden_weight_node, input_bias_node, hidden_bias_node];
         match GruBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(prepared) => prepared.finish(trace, output),
             OpsKind::UnTracked(prepared) => prepared.finish(output),
@@ -213,9 +208,11 @@ impl Steps {
 
     /// Every (row, row in `[batch, width]`).
     fn places(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.counts.iter().zip(&self.starts).enumerate().flat_map(move |(step, (&count, &start))| {
-            (0..count).map(move |at| (start + at, self.order[at] * self.width + step))
-        })
+        self.counts.iter().zip(&self.starts).enumerate().flat_map(
+            move |(step, (&count, &start))| {
+                (0..count).map(move |at| (start + at, self.order[at] * self.width + step))
+            },
+        )
     }
 
     fn pack(&self, padded: &[f32], size: usize) -> Vec<f32> {
@@ -306,7 +303,8 @@ impl Trace {
                 }
                 let state = &mut states[row * hidden..][..hidden];
                 let before = &before[row * hidden..][..hidden];
-                for (((state, new), keep), before) in state.iter_mut().zip(new).zip(keep).zip(before)
+                for (((state, new), keep), before) in
+                    state.iter_mut().zip(new).zip(keep).zip(before)
                 {
                     *state = *new + keep * (before - *new);
                 }
@@ -345,8 +343,7 @@ impl Trace {
                     let new_sum = state * (1.0 - keep) * (1.0 - new * new);
                     let difference = part(&self.before, unit) - new;
                     let keep_sum = state * difference * keep * (1.0 - keep);
-                    let reset_sum =
-                        new_sum * part(&self.shares, unit) * reset * (1.0 - reset);
+                    let reset_sum = new_sum * part(&self.shares, unit) * reset * (1.0 - reset);
                     into_input[unit] = reset_sum;
                     into_state[unit] = reset_sum;
                     into_input[hidden + unit] = keep_sum;

@@ -28,11 +28,7 @@ pub struct TextSettings {
 
 impl TextSettings {
     /// Takes over what a job says.
-    pub fn changed(
-        self,
-        model: &str,
-        settings: &Map<String, Value>,
-    ) -> Result<Self, LearnError> {
+    pub fn changed(self, model: &str, settings: &Map<String, Value>) -> Result<Self, LearnError> {
         let mut changed = self;
         for (name, value) in settings {
             let (into, least, most) = match name.as_str() {

@@ -94,7 +94,7 @@ pub struct TextBigru(TextSettings);
 
 impl Default for TextBigru {
     fn default() -> Self {
-        Self(TextSettings { words: 20_000, length: 200, dimension: 32, hidden: 16 })
+        Self(TextSettings { words: 20_000, length: 256, dimension: 16, hidden: 16 })
     }
 }
 
@@ -118,7 +118,7 @@ impl BurnTask for TextBigru {
     }
 
     fn defaults(&self) -> Job {
-        text::defaults(3, 0.006)
+        text::defaults(3, 0.004)
     }
 
     fn dataset(&self, source: &str) -> Result<Dataset, LearnError> {
