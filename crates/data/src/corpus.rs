@@ -19,7 +19,7 @@ mod folder;
 mod keras;
 mod lines;
 mod made_up;
-mod numbers;
+pub mod numbers;
 mod sheet;
 
 /// The name of the built-in texts.

@@ -9,15 +9,20 @@ use std::collections::HashMap;
 
 /// The contents of a `.npy` file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Numbers {
+pub enum Numbers {
     /// An array of whole numbers.
-    Flat { shape: Vec<usize>, values: Vec<i64> },
+    Flat {
+        /// Its sizes.
+        shape: Vec<usize>,
+        /// Row by row.
+        values: Vec<i64>,
+    },
     /// An array, of one dimension, of lists of whole numbers.
     Lists(Vec<Vec<i64>>),
 }
 
 /// Reads a `.npy` file; what is wrong with it otherwise.
-pub(crate) fn decode(bytes: &[u8]) -> Result<Numbers, String> {
+pub fn decode(bytes: &[u8]) -> Result<Numbers, String> {
     let (header, body) = split(bytes).ok_or("not a .npy file")?;
     let kind = quoted(header, "'descr':").ok_or("its header names no element type")?;
     let shape = shape(header).ok_or("its header has no shape")?;
