@@ -1,7 +1,8 @@
 //! Reaches 88.3 % on the Large Movie Review Dataset in 5 epochs; 320,034 parameters.
 //!
 //! The mean of the vectors of a text's words, and a linear layer: no order of words, and still hard
-//! to beat. `tests/texts.rs` checks it on the built-in texts (90 %).
+//! to beat. `tests/torch.rs` checks it against PyTorch, and
+//! `skep/tests/texts.rs` on the built-in texts (90 %).
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};

@@ -1,7 +1,7 @@
-//! Reaches 87 % on the Large Movie Review Dataset in 3 epochs; 659,522 parameters.
+//! Reaches 86.9 % on the Large Movie Review Dataset in 3 epochs; 328,130 parameters.
 //!
 //! Word vectors, two bidirectional GRUs, the mean of the second one's states, and a linear layer.
-//! `tests/torch.rs` checks it against PyTorch.
+//! `tests/torch.rs` checks it against PyTorch, and `skep/tests/texts.rs` on the built-in texts (90 %).
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{Linear, LinearConfig};
