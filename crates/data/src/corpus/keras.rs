@@ -74,8 +74,8 @@ pub(super) fn read(path: &Path, corpus: &mut Corpus) -> Result<(), DataError> {
             let numbers = text.iter().filter(|&&number| !(0..UNKNOWN).contains(&number));
             let words = numbers
                 .map(|number| {
-                    let word = words.get(&(number - OFFSET)).map_or(UNKNOWN_WORD, String::as_str);
-                    corpus.number(word)
+                    let word = words.get(&number.saturating_sub(OFFSET));
+                    corpus.number(word.map_or(UNKNOWN_WORD, String::as_str))
                 })
                 .collect();
             let bytes = 8 * text.len() as u64;
