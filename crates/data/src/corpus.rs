@@ -1,5 +1,5 @@
 //! Labelled texts: reviews with a verdict, from a folder, an archive or a file in any of the usual
-//! forms, or the built-in ones that [`made_up`] writes. They become rows of word numbers, and a
+//! forms, or the built-in ones that `made_up` writes. They become rows of word numbers, and a
 //! vocabulary that is kept with the run.
 //!
 //! Every distinct word is kept once and texts refer to it by number, so that a text is cut into
@@ -166,7 +166,7 @@ impl Corpus {
         Ok(())
     }
 
-    /// The rows: `tokens`, `U16` [length], and `label`, `U8`; and the vocabulary, which is made of
+    /// The rows: `tokens`, `U16` `[length]`, and `label`, `U8`; and the vocabulary, which is made of
     /// the training texts, as an asset.
     pub fn dataset(&self, settings: VocabularySettings) -> Result<Dataset, DataError> {
         let mut counts = vec![0u64; self.words.len()];

@@ -20,7 +20,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Takes a column of `U16` or `I32` [length] whose numbers are below `words`.
+    /// Takes a column of `U16` or `I32` `[length]` whose numbers are below `words`.
     pub fn of(column: &Column, words: usize) -> Result<Self, LearnError> {
         let refuse = |reason: String| LearnError::Column { name: column.name.clone(), reason };
         let &[length] = &column.shape[..] else {
