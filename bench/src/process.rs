@@ -70,8 +70,8 @@ impl TestHive {
                 bytes: vec![0; count],
             }])
         };
-        let dataset =
-            Dataset { source: "nothing".to_owned(), train: rows(samples)?, test: rows(1)? };
+        let (train, test) = (rows(samples)?, rows(1)?);
+        let dataset = Dataset { source: "nothing".to_owned(), train, test, assets: Vec::new() };
         let settings =
             PrepareSettings { shards: Some(1), validation: 0.0, split: RowSplit::Shuffled };
         let mut job = Job::default();
@@ -98,7 +98,7 @@ impl TestHive {
         job.run.steps = Some(0);
         job.optimiser = object(json!({ "kind": "sgd", "rate": 0.01 }));
         job.train.every = every;
-        let dataset = task.dataset("mnist")?;
+        let dataset = task.dataset(&task.defaults())?;
         let settings =
             PrepareSettings { shards: None, validation: 0.05, split: RowSplit::Shuffled };
         let compute = task.compute(&job)?;

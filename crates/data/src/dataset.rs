@@ -4,7 +4,7 @@
 //! that is spread unevenly, they can be put in the order of their labels after that.
 
 use bytes::Bytes;
-use skep_wire::{Manifest, ShardRef};
+use skep_wire::{AssetRef, Manifest, ShardRef};
 
 use crate::{DataError, Table, shard_hash};
 
@@ -21,6 +21,17 @@ pub struct Dataset {
     pub train: Table,
     /// To measure on at the end.
     pub test: Table,
+    /// What a model that is trained on it needs besides its parameters; none for most.
+    pub assets: Vec<Asset>,
+}
+
+/// A small file that belongs to a model: a vocabulary, names of classes. A run keeps it as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asset {
+    /// Its name, such as `vocabulary.json`.
+    pub name: String,
+    /// Its bytes, whatever they mean.
+    pub bytes: Bytes,
 }
 
 /// How a dataset is cut.
@@ -49,7 +60,7 @@ pub enum RowSplit {
 pub struct Prepared {
     /// What a run is told.
     pub manifest: Manifest,
-    /// The shards themselves: training, validation, test.
+    /// The shards themselves: training, validation, test; then the assets, which travel like them.
     pub shards: Vec<(ShardRef, Bytes)>,
 }
 
@@ -114,6 +125,12 @@ impl Dataset {
         let all: Vec<u64> = (0..self.test.rows() as u64).collect();
         let parts = count_by_size(&self.test, all.len());
         prepared.manifest.test = prepared.cut(&self.test, &all, parts)?;
+        for Asset { name, bytes } in &self.assets {
+            let (hash, size) = (shard_hash(bytes), bytes.len() as u64);
+            let asset = AssetRef { name: name.clone(), hash: hash.clone(), bytes: size };
+            prepared.manifest.assets.push(asset);
+            prepared.shards.push((ShardRef::kept(hash, 1, size), bytes.clone()));
+        }
         Ok(prepared)
     }
 }
@@ -188,7 +205,8 @@ mod tests {
 
     fn dataset(rows: usize, test: usize, width: usize) -> Dataset {
         let source = "numbers".to_owned();
-        Dataset { source, train: numbered(rows, width), test: numbered(test, width) }
+        let (train, test) = (numbered(rows, width), numbered(test, width));
+        Dataset { source, train, test, assets: Vec::new() }
     }
 
     fn settings(shards: Option<usize>, validation: f64) -> PrepareSettings {

@@ -13,7 +13,8 @@ use serde_json::Value;
 use skep_wire::{RunSpec, Version};
 
 use crate::checkpoint::{
-    CheckpointManifest, FORMAT, FileRef, newest_generation, now, parse_digits, read_json, to_json,
+    CheckpointManifest, FORMAT, FileRef, get_shard, newest_generation, now, parse_digits,
+    read_json, to_json,
 };
 use crate::{Checkpoint, DataError, NewestCheckpoint, Store};
 
@@ -107,6 +108,11 @@ impl RunFiles {
             extra,
         };
         self.store.put(&self.path("version0.safetensors"), version0).await?;
+        // Copied, not only named: whoever takes the run's folder has all that the model needs.
+        for asset in &spec.manifest.assets {
+            let bytes = get_shard(&self.store, &asset.hash).await?;
+            self.store.put(&self.asset_path(&asset.name)?, bytes).await?;
+        }
         self.store.create(&path, to_json(&record)).await
     }
 
@@ -124,6 +130,24 @@ impl RunFiles {
     pub async fn version0(&self) -> Result<Bytes, DataError> {
         let record = self.record().await?;
         record.version0.read(&self.store, &self.path("version0.safetensors")).await
+    }
+
+    /// One of the run's assets, such as its vocabulary, if it has it.
+    pub async fn asset(&self, name: &str) -> Result<Option<Bytes>, DataError> {
+        match self.store.get(&self.asset_path(name)?).await {
+            Err(DataError::NotFound { .. }) => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    fn asset_path(&self, name: &str) -> Result<String, DataError> {
+        if !RunSpec::is_name(name) {
+            return Err(DataError::Path {
+                path: name.chars().take(80).collect(),
+                reason: "an asset's name is like a run's".to_owned(),
+            });
+        }
+        Ok(self.path(&format!("assets/{name}")))
     }
 
     /// Writes a checkpoint; when this returns, it survives a power cut. One of the same version

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use skep_core::{LeaseTimes, Limit, Plan, Policy, PolicySettings, Run, RunSnapshot, Status};
 use skep_data::{DataError, RunFiles, Store, claim_generation, list_runs, put_shard};
 use skep_math::{OptimiserSettings, OuterSettings, all_finite};
-use skep_wire::{Encoding, ErrorCode, Frame, Layout, Manifest, RunSpec, ShardRef, Split, Version};
+use skep_wire::{
+    AssetRef, Encoding, ErrorCode, Frame, Layout, Manifest, RunSpec, ShardRef, Split, Version,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::budget::Budget;
@@ -24,6 +26,9 @@ use crate::published::{FormLayouts, Published, frame_bytes};
 use crate::run_handle::RunHandle;
 use crate::spool::SpoolEntry;
 use crate::{Access, ApiError, Deadlines, HiveError};
+
+/// A run has a vocabulary or names of classes, not a collection of files.
+const MOST_ASSETS: usize = 16;
 
 /// Nobody can look into a shard that is known by name. Its count takes no memory; the bound keeps
 /// sums of counts far from overflowing.
@@ -176,7 +181,17 @@ impl Hive {
     }
 
     async fn check_shards(&self, manifest: &Manifest) -> Result<(), ApiError> {
-        for shard in manifest.shards() {
+        for asset in &manifest.assets {
+            let known = manifest.assets.iter().filter(|other| other.name == asset.name).count();
+            if !RunSpec::is_name(&asset.name) || known > 1 || manifest.assets.len() > MOST_ASSETS {
+                return Err(ApiError::bad(format!(
+                    "a run has at most {MOST_ASSETS} assets, of different names: lower-case \
+                     letters, digits, `-`, `_` and `.`"
+                )));
+            }
+        }
+        let assets: Vec<_> = manifest.assets.iter().map(as_shard).collect();
+        for shard in manifest.shards().chain(&assets) {
             check_shard(shard).map_err(ApiError::bad)?;
             if !shard.is_kept() {
                 continue;
@@ -310,7 +325,9 @@ impl Hive {
             shards: spec
                 .manifest
                 .shards()
-                .map(|shard| (shard.id().to_owned(), shard.clone()))
+                .cloned()
+                .chain(spec.manifest.assets.iter().map(as_shard))
+                .map(|shard| (shard.id().to_owned(), shard))
                 .collect(),
             commands,
         };
@@ -356,6 +373,11 @@ async fn read_spool(
         }
     }
     Ok(spool)
+}
+
+/// An asset is sent, kept and fetched like a shard.
+fn as_shard(asset: &AssetRef) -> ShardRef {
+    ShardRef::kept(asset.hash.clone(), 1, asset.bytes)
 }
 
 /// Whether a shard can be: nothing is known of its bytes yet.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use serde_json::{Map, Value};
 use skep_data::{Dataset, Table};
 use skep_wire::{EvaluationCounts, Frame, Job, Layout, Schema};
 
@@ -26,6 +27,22 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
 
     /// Settings that give good results without a flag; `model.kind` is filled in.
     fn defaults(&self) -> Job;
+
+    /// Other names that `skep train NAME` finds it by.
+    fn aliases(&self) -> &[&str] {
+        &[]
+    }
+
+    /// The task with the settings of `model.settings`. One without any refuses them.
+    fn configured(&self, settings: &Map<String, Value>) -> Result<Self, LearnError> {
+        match settings.keys().next() {
+            None => Ok(self.clone()),
+            Some(name) => Err(LearnError::Setting {
+                model: self.name().to_owned(),
+                reason: format!("there is no `{name}`; it has none"),
+            }),
+        }
+    }
 
     /// Opens the data.
     fn dataset(&self, source: &str) -> Result<Dataset, LearnError>;
@@ -69,13 +86,18 @@ impl<T: BurnTask> Task for Burn<T> {
         job
     }
 
-    fn dataset(&self, source: &str) -> Result<Dataset, LearnError> {
-        self.0.dataset(source)
+    fn aliases(&self) -> &[&str] {
+        self.0.aliases()
     }
 
-    fn compute(&self, _job: &Job) -> Result<Box<dyn Compute>, LearnError> {
+    fn dataset(&self, job: &Job) -> Result<Dataset, LearnError> {
+        self.0.configured(&job.model.settings)?.dataset(&job.data.source)
+    }
+
+    fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError> {
         threads::use_one();
-        Ok(Box::new(BurnCompute::new(self.0.clone(), Device::flex())?))
+        let task = self.0.configured(&job.model.settings)?;
+        Ok(Box::new(BurnCompute::new(task, Device::flex())?))
     }
 }
 

@@ -13,6 +13,7 @@ pub mod fused;
 pub mod models;
 pub mod random;
 pub mod threads;
+pub mod tokens;
 
 mod burn_task;
 mod error;

@@ -19,8 +19,14 @@ pub trait Task: Send + Sync {
     /// Settings that give good results without a flag.
     fn defaults(&self) -> Job;
 
-    /// Opens the data: a built-in name or a folder.
-    fn dataset(&self, source: &str) -> Result<Dataset, LearnError>;
+    /// Other names that `skep train NAME` finds it by; several tasks may share one, and the first
+    /// is meant unless a model is named too.
+    fn aliases(&self) -> &[&str] {
+        &[]
+    }
+
+    /// Opens the data that a job names: a built-in name, a folder or a file.
+    fn dataset(&self, job: &Job) -> Result<Dataset, LearnError>;
 
     /// Builds the model for one worker.
     fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError>;

@@ -17,9 +17,13 @@ const LOCAL_STEPS: u64 = 32;
 /// Settings that can be given on the command line.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct JobFlags {
-    /// A folder with the data (for MNIST and the like: the four idx files, .gz or raw)
-    #[arg(long, value_name = "DIR")]
+    /// A folder or file with the data (for MNIST and the like: the four idx files, .gz or raw; for
+    /// reviews: a folder, .tar.gz, .csv, .jsonl or .npz)
+    #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<String>,
+    /// The model, where a task has several: text-average or text-bigru for imdb
+    #[arg(long, value_name = "KIND")]
+    pub(crate) model: Option<String>,
     /// How often each sample is used
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     pub(crate) epochs: Option<u64>,
@@ -88,11 +92,21 @@ pub(crate) fn read(
     let file = if is_file { read_file(what)? } else { Map::new() };
     let kind = file.get("model").and_then(|model| model.get("kind")).and_then(Value::as_str);
     let source = file.get("data").and_then(|data| data.get("source")).and_then(Value::as_str);
-    let task = if is_file { find(tasks, kind.or(source)) } else { find(tasks, Some(what)) };
-    let task = task.ok_or_else(|| {
-        let wanted = if is_file { kind.or(source).unwrap_or_default() } else { what };
-        unknown(wanted, tasks)
-    })?;
+    let model = flags.model.as_deref();
+    let wanted = if is_file { model.or(kind).or(source) } else { Some(what) };
+    let named = find(tasks, wanted);
+    let task = match (named.first(), model) {
+        (None, _) => return Err(unknown(wanted.unwrap_or_default(), tasks)),
+        (Some(first), None) => first,
+        (Some(_), Some(model)) => {
+            let of_model = named.iter().find(|task| task.name() == model);
+            of_model.ok_or_else(|| {
+                let models: Vec<_> = named.iter().map(|task| task.name()).collect();
+                Failure::mistake(format!("`{}` has no model `{model}`", wanted.unwrap_or(what)))
+                    .hint(format!("it has {}", models.join(", ")))
+            })?
+        }
+    };
     let mut settings = serde_json::to_value(task.defaults()).unwrap_or_default();
     if !is_file {
         settings["run"]["name"] = Value::Null;
@@ -123,6 +137,9 @@ pub(crate) fn read(
         Failure::mistake(format!("{what}: {error}"))
             .hint("docs/job.md lists every setting of a job")
     })?;
+    // A task may go by the name of a dataset that it does not have built in.
+    let built_in = task.aliases().contains(&what) && job.data.source == task.defaults().data.source;
+    let what = if built_in { &job.data.source } else { what };
     let stem = Path::new(what).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
     let usual: String = stem
         .to_ascii_lowercase()
@@ -132,14 +149,20 @@ pub(crate) fn read(
         .collect();
     let usual = usual.trim_matches('-').to_owned();
     let usual_name = if usual.is_empty() { "run".to_owned() } else { usual };
-    Ok(TaskJob { task, job, usual_name })
+    Ok(TaskJob { task: Arc::clone(task), job, usual_name })
 }
 
-/// A task by its own name or its data's; the first one where nothing is said.
-fn find(tasks: &[Arc<dyn Task>], name: Option<&str>) -> Option<Arc<dyn Task>> {
-    let Some(name) = name else { return tasks.first().cloned() };
-    let named = tasks.iter().find(|task| task.name() == name);
-    named.or_else(|| tasks.iter().find(|task| task.defaults().data.source == name)).cloned()
+/// The tasks of a name: their own, their data's, or another they go by; all where nothing is said.
+/// The first is the usual one.
+fn find<'tasks>(tasks: &'tasks [Arc<dyn Task>], name: Option<&str>) -> Vec<&'tasks Arc<dyn Task>> {
+    let Some(name) = name else { return tasks.iter().collect() };
+    let fits = |task: &&Arc<dyn Task>| {
+        task.defaults().data.source == name || task.aliases().contains(&name)
+    };
+    match tasks.iter().find(|task| task.name() == name) {
+        Some(task) => vec![task],
+        None => tasks.iter().filter(fits).collect(),
+    }
 }
 
 fn unknown(name: &str, tasks: &[Arc<dyn Task>]) -> Failure {
@@ -147,7 +170,8 @@ fn unknown(name: &str, tasks: &[Arc<dyn Task>]) -> Failure {
         .iter()
         .map(|task| {
             let source = task.defaults().data.source;
-            if source == task.name() { source } else { format!("{source} ({})", task.name()) }
+            let usual = task.aliases().first().map_or(source, |&alias| alias.to_owned());
+            if usual == task.name() { usual } else { format!("{usual} ({})", task.name()) }
         })
         .collect();
     Failure::mistake(format!("there is no task or job file `{name}`"))

@@ -20,7 +20,7 @@ pub(crate) struct PreparedRun {
 /// Opens the data and makes version 0.
 pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, Failure> {
     let TaskJob { task, job, .. } = task_job;
-    let dataset = task.dataset(&job.data.source)?;
+    let dataset = task.dataset(job)?;
     let split = match job.data.split.as_str() {
         "shuffled" => RowSplit::Shuffled,
         "label" => RowSplit::Label,

@@ -73,11 +73,15 @@ pub struct ModelJob {
     pub kind: String,
     /// A file to start from: safetensors, or a PyTorch `.pth` (weights only).
     pub init: Option<String>,
+    /// Settings of the model's own, which its task reads and checks.
+    #[schema(value_type = Object)]
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub settings: Map<String, Value>,
 }
 
 impl Default for ModelJob {
     fn default() -> Self {
-        Self { kind: "lenet5".to_owned(), init: None }
+        Self { kind: "lenet5".to_owned(), init: None, settings: Map::new() }
     }
 }
 

@@ -91,6 +91,21 @@ pub struct Manifest {
     pub validation: Vec<ShardRef>,
     /// For the end.
     pub test: Vec<ShardRef>,
+    /// What the model needs besides its parameters.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub assets: Vec<AssetRef>,
+}
+
+/// A small file that belongs to a model, such as its vocabulary. The hive keeps it as it is: it is
+/// sent and fetched like a shard, and lies beside the run's model under its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AssetRef {
+    /// Its name: like a run's.
+    pub name: String,
+    /// SHA-256 of its bytes, in hexadecimal digits.
+    pub hash: String,
+    /// How many bytes it has.
+    pub bytes: u64,
 }
 
 impl Manifest {

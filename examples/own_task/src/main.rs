@@ -76,7 +76,8 @@ impl BurnTask for Spirals {
         job
     }
     fn dataset(&self, source: &str) -> Answer<Dataset> {
-        Ok(Dataset { source: source.into(), train: points(6000, 1)?, test: points(1500, 2)? })
+        let (train, test) = (points(6000, 1)?, points(1500, 2)?);
+        Ok(Dataset { source: source.into(), train, test, assets: vec![] })
     }
     fn model(&self, device: &Device) -> Net {
         Net {
