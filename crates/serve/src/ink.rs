@@ -95,7 +95,7 @@ fn subtract_ground(plane: &mut Plane) -> f32 {
         let (x, y) = (scale(x, width), scale(y, height));
         [1.0, x, y, x * x, x * y, y * y]
     };
-    let step = (width * height / 4096).max(1).isqrt().max(1);
+    let step = (width * height / 1024).max(1).isqrt().max(1);
     let rim = (width.min(height) / 12).max(1);
     let mut samples = Vec::new();
     for y in (0..height).step_by(step) {
@@ -112,7 +112,7 @@ fn subtract_ground(plane: &mut Plane) -> f32 {
         surface.iter().zip(terms).map(|(a, b)| a * b).sum()
     };
     let mut spread = 0.0;
-    for round in 0..12 {
+    for round in 0..8 {
         let away =
             |sample: &([f64; 6], f64, bool)| (sample.1 - height_at(&surface, &sample.0)).abs();
         spread = median(samples.iter().map(away).collect()).max(0.004) * 1.5;
@@ -235,13 +235,17 @@ fn keep_figure(plane: &mut Plane) {
     }
     let largest = sizes.iter().copied().max().unwrap_or(0);
     let kept = |part: u32| part != 0 && sizes[part as usize] * 20 >= largest;
-    let faint: Vec<usize> = (0..plane.values.len())
-        .filter(|&at| !kept(part_of[at]))
-        // The soft edge of the figure is part of it.
-        .filter(|&at| !around(at, width, height, 2).any(|near| kept(part_of[near])))
-        .collect();
-    for at in faint {
-        plane.values[at] = 0.0;
+    // The soft edge of the figure is part of it.
+    let mut figure = vec![false; plane.values.len()];
+    for at in (0..part_of.len()).filter(|&at| kept(part_of[at])) {
+        for near in around(at, width, height, 2) {
+            figure[near] = true;
+        }
+    }
+    for (value, part) in plane.values.iter_mut().zip(figure) {
+        if !part {
+            *value = 0.0;
+        }
     }
 }
 

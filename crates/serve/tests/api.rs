@@ -2,6 +2,7 @@
 //! serving. LeNet-5 with the parameters of version 0 stands in for a trained model.
 
 use std::io::Cursor;
+use std::process::Command;
 use std::sync::Arc;
 
 use axum::Router;
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use skep_data::{Column, Dataset, Table};
 use skep_learn::{Compute, Inference, Input, LearnError, Task};
 use skep_serve::{FetchSettings, Fetcher, Loaded, Model, Serving, ServingSettings, app};
-use skep_wire::{Dtype, EvaluationCounts, Frame, Job, Layout, Schema};
+use skep_wire::{Dtype, Encoding, EvaluationCounts, Frame, Job, Layout, Role, Schema, TensorSpec};
 use tower::ServiceExt;
 
 fn fetcher() -> Fetcher {
@@ -170,7 +171,7 @@ async fn what_cannot_be_answered_is_refused_and_the_server_goes_on() {
         (json!({ "image": STANDARD.encode("hello") }), "not a picture"),
         (json!({ "text": "good" }), "takes an image, not a text"),
         (json!({ "url": "nonsense" }), "not an address"),
-        (json!(["image"]), "cannot be read"),
+        (json!(3), "cannot be read"),
     ] {
         post_json(&app, "/predict", &question).await.refused(400, "bad_request", part);
     }
@@ -390,7 +391,13 @@ impl Task for Mood {
     }
 
     fn compute(&self, _job: &Job) -> Result<Box<dyn Compute>, LearnError> {
-        Ok(Box::new(MoodCompute(Schema::new(vec![])?)))
+        let tensor = TensorSpec {
+            name: "bias".to_owned(),
+            dtype: Dtype::F32,
+            shape: vec![1],
+            role: Role::Trainable { group: "default".to_owned() },
+        };
+        Ok(Box::new(MoodCompute(Schema::new(vec![tensor])?)))
     }
 
     fn inference(&self, _job: &Job) -> Option<Inference> {
@@ -421,7 +428,7 @@ impl Compute for MoodCompute {
     }
 
     fn initial(&self, _seed: u64) -> Result<Frame, LearnError> {
-        Ok(Frame::zeros(Arc::new(Layout::new(vec![])?)))
+        Ok(Frame::zeros(Arc::new(Layout::of_version(&self.0, Encoding::F32)?)))
     }
 
     fn load(&mut self, _parameters: &Frame) -> Result<(), LearnError> {
@@ -485,6 +492,37 @@ async fn a_text_is_answered_with_the_words_that_drove_it() {
     post_json(&app, "/predict", &json!({ "text": "panic" })).await.refused(500, "internal", "");
     let after = post_json(&app, "/predict", &json!({ "text": "good" })).await;
     assert_eq!(after.json()["answer"], "positive");
+}
+
+/// The page of a text model in a real browser. Needs chromium, chromium-driver and python3.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_of_a_text_model_works_in_a_browser() {
+    let there = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !(there("chromium") && there("chromedriver") && there("python3")) {
+        let what = "no chromium, chromedriver and python3";
+        assert!(std::env::var_os("CI").is_none(), "{what}, and under CI nothing is skipped");
+        println!("skipped: {what}");
+        return;
+    }
+    let (_, app) = mood(64, 1);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let url = format!("http://{}", listener.local_addr().expect("is bound"));
+    let (down, shutdown) = tokio::sync::watch::channel(false);
+    let server = tokio::spawn(skep_serve::run(listener, app, shutdown));
+    let ended = tokio::task::spawn_blocking(move || {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/try_page.py");
+        let mut command = Command::new("python3");
+        command.args([script, "write", &url]);
+        if let Some(folder) = std::env::var_os("SKEP_SCREENSHOTS") {
+            command.arg("--screenshots").arg(folder);
+        }
+        command.output().expect("python3 starts")
+    });
+    let ended = ended.await.expect("no panic");
+    println!("{}", String::from_utf8_lossy(&ended.stdout));
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    down.send_replace(true);
+    assert!(server.await.is_ok_and(|ended| ended.is_ok()), "ends in good order");
 }
 
 #[tokio::test]
