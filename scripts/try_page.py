@@ -326,8 +326,8 @@ def write(browser: Browser, options: argparse.Namespace) -> None:
     assert browser.run("return document.querySelector('#draw').hidden")
     browser.type("#text", "What a good and good film, not a bad one.")
     answered(browser, "positive")
-    browser.until("words", lambda: browser.run("return document.querySelectorAll('.for').length === 2"))
-    assert browser.run("return document.querySelectorAll('.against').length") == 1
+    browser.until("words", lambda: browser.run("return document.querySelectorAll('#words .for').length === 2"))
+    assert browser.run("return document.querySelectorAll('#words .against').length") == 1
     browser.until("the spoken answer", lambda: "because of good" in browser.text("#spoken"))
     browser.check_names()
     if options.screenshots:
