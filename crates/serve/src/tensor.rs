@@ -117,7 +117,7 @@ pub(crate) fn batch(model: &Model, tensors: Vec<Tensor>) -> Result<(Table, usize
         return Err(refuse(format!("`{name}` has shape {shape:?}")));
     }
     let per_row: usize = row.iter().product();
-    let expected = rows.checked_mul(per_row).unwrap_or(usize::MAX);
+    let expected = rows.saturating_mul(per_row);
     let found = if datatype == "BYTES" { data.texts.len() } else { data.numbers.len() };
     if rows == 0 || found != expected || data.texts.len() + data.numbers.len() != found {
         return Err(refuse(format!("shape {shape:?} needs {expected} elements, not {found}")));
