@@ -12,7 +12,7 @@ use skep_wire::{EvaluationCounts, Frame, Job, Layout, Schema};
 
 use crate::state::State;
 use crate::threads;
-use crate::{Compute, LearnError, Task};
+use crate::{Compute, Inference, LearnError, Task};
 
 /// A task whose model is a Burn module; wrap it in [`Burn`] to get a [`Task`].
 pub trait BurnTask: Clone + Send + Sync + 'static {
@@ -65,6 +65,26 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
         batch: &Table,
         device: &Device,
     ) -> Result<EvaluationCounts, LearnError>;
+
+    /// What the trained model can be asked; goes with [`BurnTask::infer`].
+    fn inference(&self, _job: &Job) -> Option<Inference> {
+        None
+    }
+
+    /// A batch with a row per text, for a model that takes texts.
+    fn encode(&self, _job: &Job, _texts: &[String]) -> Result<Table, LearnError> {
+        Err(LearnError::NoInference(self.name().to_owned()))
+    }
+
+    /// The scores `[batch, classes]` of a batch without labels; the model records no graph here.
+    fn infer(
+        &self,
+        _model: &Self::Model,
+        _batch: &Table,
+        _device: &Device,
+    ) -> Result<Tensor<2>, LearnError> {
+        Err(LearnError::NoInference(self.name().to_owned()))
+    }
 }
 
 /// Makes a [`Task`] of a [`BurnTask`].
@@ -98,6 +118,14 @@ impl<T: BurnTask> Task for Burn<T> {
         threads::use_one();
         let task = self.0.configured(&job.model.settings)?;
         Ok(Box::new(BurnCompute::new(task, Device::flex())?))
+    }
+
+    fn inference(&self, job: &Job) -> Option<Inference> {
+        self.0.inference(job)
+    }
+
+    fn encode(&self, job: &Job, texts: &[String]) -> Result<Table, LearnError> {
+        self.0.encode(job, texts)
     }
 }
 
@@ -148,6 +176,13 @@ impl<T: BurnTask> BurnCompute<T> {
 
     fn model(&self) -> &T::Model {
         self.model.as_ref().expect("a load puts the model back")
+    }
+
+    fn valid(&mut self) -> &T::Model {
+        if self.valid.is_none() {
+            self.valid = Some(self.model().valid());
+        }
+        self.valid.as_ref().expect("made above")
     }
 }
 
@@ -226,10 +261,13 @@ impl<T: BurnTask> Compute for BurnCompute<T> {
     }
 
     fn evaluate(&mut self, batch: &Table) -> Result<EvaluationCounts, LearnError> {
-        if self.valid.is_none() {
-            self.valid = Some(self.model().valid());
-        }
-        let valid = self.valid.as_ref().expect("made above");
-        self.task.evaluate(valid, batch, &self.device)
+        let (task, device) = (self.task.clone(), self.device.clone());
+        task.evaluate(self.valid(), batch, &device)
+    }
+
+    fn infer(&mut self, batch: &Table) -> Result<Vec<f32>, LearnError> {
+        let (task, device) = (self.task.clone(), self.device.clone());
+        let scores = task.infer(self.valid(), batch, &device)?.into_data();
+        Ok(scores.iter::<f32>().collect())
     }
 }

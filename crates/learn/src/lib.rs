@@ -17,10 +17,12 @@ pub mod tokens;
 
 mod burn_task;
 mod error;
+mod inference;
 mod state;
 mod task;
 
 pub use burn_task::{Burn, BurnTask};
 pub use error::LearnError;
+pub use inference::{ImageForm, Inference, Input};
 pub use models::tasks;
 pub use task::{Compute, Task};
