@@ -386,7 +386,7 @@ impl Task for Mood {
         Job::default()
     }
 
-    fn dataset(&self, _source: &str) -> Result<Dataset, LearnError> {
+    fn dataset(&self, _job: &Job) -> Result<Dataset, LearnError> {
         Err(LearnError::NoInference("mood".to_owned()))
     }
 
