@@ -40,7 +40,7 @@ fn both_models_learn_the_built_in_reviews() {
     assert_eq!(vocabulary.classes(), ["negative", "positive"]);
     assert_eq!(vocabulary.encode("The FILM").len(), 400);
 
-    let flags = "train reviews --model text-bigru --json --workers 2 --epochs 5 --name both \
+    let flags = "train reviews --model text-bigru --json --workers 2 --epochs 5 --rate 0.02 --name both \
                  --set model.settings.words=500 --set model.settings.hidden=8";
     let both = result(&run(place.path(), flags));
     assert!(both["accuracy"].as_f64().expect("a share") > 0.9, "{both}");
