@@ -4,8 +4,7 @@
 //!
 //!     cargo run -p own_task -- train spirals
 
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::{process::ExitCode, sync::Arc};
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
