@@ -114,23 +114,23 @@ impl Fetcher {
     }
 
     async fn step(&self, url: &Url) -> Result<Step, ApiError> {
+        // Before anything is connected to: other schemes mean other ports, or none.
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(ApiError::bad(
+                format!("`{}` addresses are not fetched", url.scheme()),
+                "http and https are",
+            ));
+        }
         let port = url.port_or_known_default().unwrap_or(80);
         let stream = self.connect(url, port).await?;
-        let response = match url.scheme() {
-            "http" => exchange(stream, url).await?,
-            "https" => {
-                let name = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-                let name = ServerName::try_from(name)
-                    .map_err(|_| refuse("the address has no name that TLS knows"))?;
-                let stream = self.tls.connect(name, stream).await;
-                exchange(stream.map_err(|error| refuse(format!("TLS: {error}")))?, url).await?
-            }
-            other => {
-                return Err(ApiError::bad(
-                    format!("`{other}` addresses are not fetched"),
-                    "http and https are",
-                ));
-            }
+        let response = if url.scheme() == "https" {
+            let name = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+            let name = ServerName::try_from(name)
+                .map_err(|_| refuse("the address has no name that TLS knows"))?;
+            let stream = self.tls.connect(name, stream).await;
+            exchange(stream.map_err(|error| refuse(format!("TLS: {error}")))?, url).await?
+        } else {
+            exchange(stream, url).await?
         };
         if response.status().is_redirection() {
             let next = response
