@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).parent / "seeds"
@@ -102,3 +103,11 @@ write("checkpoint", "manifest", b"\0" + json.dumps(MANIFEST).encode())
 write("checkpoint", "run", b"\1" + json.dumps(
     {"format": 1, "created": 1, "spec": SPEC, "version0": REF, "provenance": {}}).encode())
 write("checkpoint", "latest", b"\2" + json.dumps({"format": 1, "version": "1.2"}).encode())
+
+KERAS = Path(__file__).parent.parent / "crates/data/tests/fixtures/keras"
+for archive, name in [("imdb", "x_train"), ("imdb", "y_train"), ("padded", "x_test"), ("hostile", "x_test")]:
+    with zipfile.ZipFile(KERAS / f"{archive}.npz") as arrays:
+        write("texts", f"{archive}-{name}", arrays.read(f"{name}.npy"))
+write("texts", "vocabulary", json.dumps(
+    {"format": 1, "length": 4, "classes": ["no", "yes"], "words": ["it's", "a"]}).encode())
+write("texts", "review", "It's a film.<br /><BR>Isn’t it? 8/10 Ünd".encode())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use skep_data::{Column, Dataset, PrepareSettings, Prepared, Store, Table};
+use skep_data::{Column, Dataset, PrepareSettings, Prepared, RowSplit, Store, Table};
 use skep_hive::{Access, Hive, HiveSettings, Server};
 use skep_wire::{Dtype, Encoding, Frame, Job, Layout, RunSpec, Schema};
 use skep_worker::{Client, ClientSettings};
@@ -70,9 +70,10 @@ impl TestHive {
                 bytes: vec![0; count],
             }])
         };
-        let dataset =
-            Dataset { source: "nothing".to_owned(), train: rows(samples)?, test: rows(1)? };
-        let settings = PrepareSettings { shards: Some(1), validation: 0.0 };
+        let (train, test) = (rows(samples)?, rows(1)?);
+        let dataset = Dataset { source: "nothing".to_owned(), train, test, assets: Vec::new() };
+        let settings =
+            PrepareSettings { shards: Some(1), validation: 0.0, split: RowSplit::Shuffled };
         let mut job = Job::default();
         job.train.batch = 1;
         job.run.steps = Some(0);
@@ -97,8 +98,9 @@ impl TestHive {
         job.run.steps = Some(0);
         job.optimiser = object(json!({ "kind": "sgd", "rate": 0.01 }));
         job.train.every = every;
-        let dataset = task.dataset("mnist")?;
-        let settings = PrepareSettings { shards: None, validation: 0.05 };
+        let dataset = task.dataset(&task.defaults())?;
+        let settings =
+            PrepareSettings { shards: None, validation: 0.05, split: RowSplit::Shuffled };
         let compute = task.compute(&job)?;
         let version0 = compute.initial(0)?;
         self.create_run(name, job, compute.schema(), &dataset.prepare(&settings)?, &version0)

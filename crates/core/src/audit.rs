@@ -25,8 +25,8 @@ impl Run {
             .filter(|lease| lease.trains())
             .map(|lease| (lease.cursor, lease.end, "leased"))
             .collect();
-        if let Some(round) = self.round {
-            let (start, end) = round.window;
+        if let Some(round) = &self.round {
+            let (start, end) = round.reach;
             let under_way = claims.iter().filter(|claim| claim.2 == "pending").chain(&leased);
             if let Some(stray) = under_way.clone().find(|it| it.0 < start || it.1 > end) {
                 return Err(format!("{stray:?} lies outside of the round {round:?}"));

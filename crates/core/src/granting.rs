@@ -75,7 +75,7 @@ impl Run {
         let has = request.has.iter().copied().collect();
         let only = request.readable();
         let wish = Wish {
-            window: self.round.map_or((0, u64::MAX), |round| round.window),
+            window: self.round.as_ref().map_or((0, u64::MAX), |round| round.reach),
             most: wish_most,
             only: only.as_ref(),
             has: &has,
@@ -230,10 +230,7 @@ impl Run {
     /// Work that someone else has but is slow to bring home: the first of the two wins. Or when it
     /// is worth asking again.
     fn backup(&self, now: Millis, only: Option<&BTreeSet<usize>>) -> Result<Taken, Millis> {
-        let limit = match self.plan.policy {
-            Policy::Sync { backup, .. } => backup,
-            _ => u64::MAX,
-        };
+        let limit = self.plan.policy.rounds().map_or(u64::MAX, |rounds| rounds.backup);
         // Two leases on the same positions stand at the same cursor: what one of them brings home
         // voids the other.
         let mut holders: BTreeMap<u64, u64> = BTreeMap::new();
@@ -249,7 +246,12 @@ impl Run {
         } else {
             self.plan.lease.silence / 2
         };
-        let patience = patience.clamp(200, self.plan.lease.silence.max(200));
+        // Local training takes minutes: that alone makes nobody overdue.
+        let most = match self.plan.policy {
+            Policy::Average { .. } => self.progress_time(),
+            _ => self.plan.lease.silence,
+        };
+        let patience = patience.clamp(200, most.max(200));
         let mut again = self.recheck(now);
         let mut slowest: Option<(Millis, Taken)> = None;
         for lease in self.leases.values() {

@@ -160,6 +160,12 @@ impl Ledger {
         Ok(())
     }
 
+    /// Takes a range that is wholly free and never failed; says whether it was.
+    pub(crate) fn claim(&mut self, range: Range<u64>) -> bool {
+        let around = self.free.range(..=range.start).next_back();
+        around.is_some_and(|(_, &end)| end >= range.end) && self.cut(range).is_ok()
+    }
+
     pub(crate) fn snapshot(&self, former_gaps: &[Gap]) -> LedgerSnapshot {
         LedgerSnapshot {
             epoch: self.epoch,

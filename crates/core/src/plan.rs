@@ -58,13 +58,69 @@ pub enum Policy {
         /// How long a slot may take before it is leased again.
         deadline: Millis,
     },
+    /// The slots of a round, each a model that was trained locally, make a version; a few may come
+    /// late and enter the next.
+    Average {
+        /// How many slots.
+        slots: u64,
+        /// How many of them a round waits for; the same bits whoever works if it is all of them.
+        quorum: u64,
+        /// How long those that are still out have once the quorum is there.
+        grace: Millis,
+        /// How many of a round's last open slots may be leased twice.
+        backup: u64,
+        /// How long a slot may take before it is leased again; by measured time where it is left
+        /// out.
+        deadline: Option<Millis>,
+    },
+}
+
+/// What the policies with rounds have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rounds {
+    pub(crate) slots: u64,
+    pub(crate) quorum: u64,
+    pub(crate) grace: Millis,
+    pub(crate) backup: u64,
+    pub(crate) deadline: Option<Millis>,
+}
+
+impl Rounds {
+    /// How many slots may be missing when a round closes.
+    pub(crate) fn may_miss(&self) -> u64 {
+        self.slots.saturating_sub(self.quorum)
+    }
+}
+
+impl Policy {
+    /// How rounds go, where there are rounds.
+    pub(crate) fn rounds(&self) -> Option<Rounds> {
+        match *self {
+            Self::Batch { .. } | Self::Async { .. } => None,
+            Self::Sync { slots, backup, deadline } => {
+                Some(Rounds { slots, quorum: slots, grace: 0, backup, deadline: Some(deadline) })
+            }
+            Self::Average { slots, quorum, grace, backup, deadline } => {
+                Some(Rounds { slots, quorum, grace, backup, deadline })
+            }
+        }
+    }
+
+    /// How many versions an epoch makes of so many contributions.
+    fn versions(&self, contributions: u64) -> u64 {
+        match *self {
+            Self::Batch { size } => contributions.div_ceil(size),
+            Self::Async { .. } => contributions,
+            Self::Sync { slots, .. } | Self::Average { slots, .. } => contributions.div_ceil(slots),
+        }
+    }
 }
 
 /// The table `policy` of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicySettings {
-    /// `batch`, `async` or `sync`.
+    /// `batch`, `async`, `sync` or `average`.
     pub kind: Option<String>,
     /// `batch`: contributions per version.
     pub size: Option<u64>,
@@ -72,12 +128,18 @@ pub struct PolicySettings {
     pub damping: Option<f64>,
     /// `async`: hard bound on staleness.
     pub max_staleness: Option<u64>,
-    /// `sync`: slots per round.
+    /// `sync`, `average`: slots per round.
     pub slots: Option<u64>,
-    /// `sync`: how many of a round's last slots may be leased twice.
+    /// `sync`, `average`: how many of a round's last slots may be leased twice.
     pub backup: Option<u64>,
-    /// `sync`: seconds after which a slot is leased again.
+    /// `sync`, `average`: seconds after which a slot is leased again.
     pub deadline: Option<f64>,
+    /// `average`: how many models a round waits for.
+    pub quorum: Option<u64>,
+    /// `average`: seconds that the others have once the quorum is there.
+    pub grace: Option<f64>,
+    /// `average`: `many`, or `once`: one round, in which each slot is a whole shard.
+    pub rounds: Option<String>,
 }
 
 impl PolicySettings {
@@ -88,6 +150,8 @@ impl PolicySettings {
             "batch" => &["size"],
             "async" => &["damping", "max_staleness"],
             "sync" => &["slots", "backup", "deadline"],
+            "average" if self.is_once() => &["rounds", "backup", "deadline"],
+            "average" => &["slots", "quorum", "grace", "rounds", "backup", "deadline"],
             other => return Err(PlanError::Kind(other.to_owned())),
         };
         let given = [
@@ -97,19 +161,16 @@ impl PolicySettings {
             ("slots", self.slots.is_some()),
             ("backup", self.backup.is_some()),
             ("deadline", self.deadline.is_some()),
+            ("quorum", self.quorum.is_some()),
+            ("grace", self.grace.is_some()),
+            ("rounds", self.rounds.is_some()),
         ];
         for (name, is_given) in given {
             if is_given && !allowed.contains(&name) {
-                return Err(PlanError::NotOf { name, kind: kind.to_owned() });
+                let once = if self.is_once() { " with one round" } else { "" };
+                return Err(PlanError::NotOf { name, kind: kind.to_owned(), once });
             }
         }
-        let at_least_one = |name, value: u64| {
-            if value == 0 {
-                Err(PlanError::Range { name, allowed: "1 or more" })
-            } else {
-                Ok(value)
-            }
-        };
         match kind {
             "async" => {
                 let damping = self.damping.unwrap_or(0.5);
@@ -120,22 +181,52 @@ impl PolicySettings {
             }
             "sync" => {
                 let slots = at_least_one("slots", self.slots.unwrap_or(2))?;
-                let deadline = self.deadline.unwrap_or(30.0);
-                if !(0.001..=1e6).contains(&deadline) {
-                    return Err(PlanError::Range {
-                        name: "deadline",
-                        allowed: "0.001 to 1000000 seconds",
-                    });
-                }
                 Ok(Policy::Sync {
                     slots,
                     backup: self.backup.unwrap_or(slots.div_ceil(2)),
-                    deadline: (deadline * 1000.0) as Millis,
+                    deadline: millis("deadline", self.deadline.unwrap_or(30.0))?,
                 })
             }
+            "average" => self.average(),
             _ => Ok(Policy::Batch { size: at_least_one("size", self.size.unwrap_or(2))? }),
         }
     }
+
+    fn average(&self) -> Result<Policy, PlanError> {
+        if !matches!(self.rounds.as_deref(), None | Some("many" | "once")) {
+            return Err(PlanError::Range { name: "rounds", allowed: "`many` or `once`" });
+        }
+        // One round holds all the slots there are.
+        let usual = if self.is_once() { u64::MAX } else { 2 };
+        let slots = at_least_one("slots", self.slots.unwrap_or(usual))?;
+        let quorum = at_least_one("quorum", self.quorum.unwrap_or(slots))?;
+        if quorum > slots {
+            return Err(PlanError::Range { name: "quorum", allowed: "at most `slots`" });
+        }
+        let grace = match self.grace {
+            Some(0.0) => 0,
+            grace => millis("grace", grace.unwrap_or(10.0))?,
+        };
+        let backup = self.backup.unwrap_or(slots.div_ceil(2));
+        let deadline = self.deadline.map(|seconds| millis("deadline", seconds)).transpose()?;
+        Ok(Policy::Average { slots, quorum, grace, backup, deadline })
+    }
+
+    /// Whether models are averaged once, at the end.
+    pub fn is_once(&self) -> bool {
+        self.rounds.as_deref() == Some("once")
+    }
+}
+
+fn at_least_one(name: &'static str, value: u64) -> Result<u64, PlanError> {
+    if value == 0 { Err(PlanError::Range { name, allowed: "1 or more" }) } else { Ok(value) }
+}
+
+fn millis(name: &'static str, seconds: f64) -> Result<Millis, PlanError> {
+    if !(0.001..=1e6).contains(&seconds) {
+        return Err(PlanError::Range { name, allowed: "0.001 to 1000000 seconds" });
+    }
+    Ok((seconds * 1000.0) as Millis)
 }
 
 /// What is wrong with a plan.
@@ -143,15 +234,17 @@ impl PolicySettings {
 #[non_exhaustive]
 pub enum PlanError {
     /// No such policy.
-    #[error("policy.kind is `{0}`; it can be `batch`, `async` or `sync`")]
+    #[error("policy.kind is `{0}`; it can be `batch`, `async`, `sync` or `average`")]
     Kind(String),
     /// A setting of another policy.
-    #[error("policy.{name} is not a setting of the policy `{kind}`")]
+    #[error("policy.{name} is not a setting of the policy `{kind}`{once}")]
     NotOf {
         /// The setting.
         name: &'static str,
         /// The policy.
         kind: String,
+        /// More about the policy, where that matters.
+        once: &'static str,
     },
     /// A value out of range.
     #[error("policy.{name} must be {allowed}")]
@@ -209,8 +302,9 @@ impl Plan {
         if self.shards.is_empty() || self.shards.contains(&0) {
             return Err(PlanError::Empty);
         }
-        if matches!(self.policy, Policy::Sync { slots: 0, .. }) {
-            return Err(PlanError::Range { name: "slots", allowed: "1 or more" });
+        if let Some(rounds) = self.policy.rounds() {
+            at_least_one("slots", rounds.slots)?;
+            at_least_one("quorum", rounds.quorum)?;
         }
         if self.chunk == 0 {
             return Err(PlanError::NoChunk);
@@ -218,19 +312,35 @@ impl Plan {
         Ok(())
     }
 
-    /// How old the version may be that a contribution was made on, where that is bounded. With
-    /// `sync` it is the round's own: anything else would give other bits.
+    /// How many versions the run will make, where that is known: schedules depend on it.
+    pub fn versions(&self) -> Option<u64> {
+        let chunks: u64 = self.shards.iter().map(|samples| samples.div_ceil(self.chunk)).sum();
+        match self.limit {
+            Limit::Epochs(epochs) => Some(epochs.saturating_mul(self.policy.versions(chunks))),
+            Limit::Steps(steps) => Some(steps),
+            Limit::Endless => None,
+        }
+    }
+
+    /// Whether a version follows from the plan alone, whoever works: a round waits for all of its
+    /// slots.
+    pub fn same_bits(&self) -> bool {
+        self.policy.rounds().is_some_and(|rounds| rounds.may_miss() == 0)
+    }
+
+    /// How old the version may be that a contribution was made on, where that is bounded. Where a
+    /// round waits for all of its slots it is the round's own: anything else would give other bits.
     pub(crate) fn allowed_staleness(&self) -> Option<u64> {
         match self.policy {
-            Policy::Batch { .. } => None,
             Policy::Async { max_staleness, .. } => max_staleness,
-            Policy::Sync { .. } => Some(0),
+            _ => self.same_bits().then_some(0),
         }
     }
 
     /// Whether a lease holds a single contribution: then the base version it names is the one its
     /// contribution is made on.
     pub(crate) fn one_chunk_leases(&self) -> bool {
-        matches!(self.policy, Policy::Sync { .. } | Policy::Async { max_staleness: Some(_), .. })
+        self.policy.rounds().is_some()
+            || matches!(self.policy, Policy::Async { max_staleness: Some(_), .. })
     }
 }

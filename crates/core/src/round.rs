@@ -1,8 +1,9 @@
-//! Rounds and slots: which positions make the next version under `sync`.
+//! Rounds and slots: which positions make the next version under `sync` and `average`.
 //!
 //! A slot is `chunk` positions of one shard (fewer at a shard's end); a round is the next S slots
 //! in the order of the epoch (fewer at the epoch's end). Both follow from (seed, epoch, round)
-//! alone, so that the result does not depend on who works, or how many.
+//! alone, so that the result does not depend on who works, or how many. Where a round may close
+//! without some of its slots, those are late: they belong to the next round too.
 
 use crate::position::Order;
 
@@ -38,7 +39,7 @@ impl Slots {
     }
 
     /// The first position of a slot; the end of the epoch for one behind the last.
-    fn start(&self, order: &Order, slot: u64) -> u64 {
+    pub(crate) fn start(&self, order: &Order, slot: u64) -> u64 {
         if slot >= self.count {
             return order.positions();
         }
@@ -47,23 +48,62 @@ impl Slots {
     }
 
     /// The slots and positions of the round that holds a position.
-    pub(crate) fn round(&self, order: &Order, size: u64, position: u64) -> Option<RoundRange> {
+    pub(crate) fn round(&self, order: &Order, size: u64, position: u64) -> Option<Round> {
         let first_slot = self.of(order, position)? / size * size;
         let end_slot = first_slot.saturating_add(size).min(self.count);
-        Some(RoundRange {
-            first_slot,
-            slots: end_slot - first_slot,
-            window: (self.start(order, first_slot), self.start(order, end_slot)),
-        })
+        let window = (self.start(order, first_slot), self.start(order, end_slot));
+        let slots = end_slot - first_slot;
+        Some(Round { first_slot, slots, window, late: Vec::new(), reach: window })
+    }
+
+    /// The positions of a slot.
+    pub(crate) fn range(&self, order: &Order, slot: u64) -> (u64, u64) {
+        (self.start(order, slot), self.start(order, slot + 1))
     }
 }
 
 /// The slots and positions of one round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RoundRange {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Round {
     pub(crate) first_slot: u64,
     pub(crate) slots: u64,
     pub(crate) window: (u64, u64),
+    /// Slots of rounds before, in order, that had not come home when those were closed.
+    pub(crate) late: Vec<u64>,
+    /// From the first late position to the window's end: whatever is open in there is the round's.
+    pub(crate) reach: (u64, u64),
+}
+
+impl Round {
+    /// The same round with late slots, the first of which starts at a position.
+    pub(crate) fn with_late(mut self, late: Vec<u64>, start: u64) -> Self {
+        if !late.is_empty() {
+            self.reach.0 = start;
+            self.late = late;
+        }
+        self
+    }
+
+    /// A slot's place among all of the round's: late ones come first.
+    pub(crate) fn place_of(&self, slot: u64) -> Option<u64> {
+        let late = self.late.len() as u64;
+        match self.late.binary_search(&slot) {
+            Ok(at) => Some(at as u64),
+            Err(_) => {
+                slot.checked_sub(self.first_slot).filter(|at| *at < self.slots).map(|at| late + at)
+            }
+        }
+    }
+
+    /// How many places it has.
+    pub(crate) fn places(&self) -> u64 {
+        self.late.len() as u64 + self.slots
+    }
+
+    /// All of its slots.
+    pub(crate) fn all(&self) -> impl Iterator<Item = u64> {
+        self.late.iter().copied().chain(self.first_slot..self.first_slot + self.slots)
+    }
 }
 
 #[cfg(test)]
@@ -86,7 +126,7 @@ mod tests {
                 prop_assert_eq!((round.first_slot, round.window.0), (next_slot, at));
                 prop_assert!(round.slots >= 1 && round.slots <= size);
                 for position in round.window.0..round.window.1 {
-                    prop_assert_eq!(slots.round(&order, size, position), Some(round));
+                    prop_assert_eq!(slots.round(&order, size, position), Some(round.clone()));
                     let slot = slots.of(&order, position).expect("inside the epoch");
                     prop_assert!((round.first_slot..round.first_slot + round.slots).contains(&slot));
                     let place = order.place_of(slots.start(&order, slot));

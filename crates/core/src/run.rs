@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::evaluation::{Counts, Evaluation, EvaluationSplit, Measured};
 use crate::lease::{Assignment, Ending, Lease};
 use crate::ledger::{Gap, Ledger, LedgerSnapshot};
-use crate::round::{RoundRange, Slots};
+use crate::round::{Round, Slots};
 use crate::streak::{Streak, TOO_MANY};
 use crate::{Limit, Millis, Plan, PlanError, Policy};
 
@@ -21,6 +21,9 @@ pub use crate::granting::LeaseDecision;
 
 /// How many contributions are remembered, so that a repeated push gets its first outcome.
 const RECEIPTS: usize = 65_536;
+
+/// How long a slot of local training may take as long as nobody has finished one.
+const UNMEASURED: Millis = 3_600_000;
 
 /// What a run is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,8 +107,8 @@ pub struct Member {
     pub count: u64,
     /// Versions between its base and its acceptance.
     pub staleness: u64,
-    lease: u128,
-    sequence: u64,
+    /// Under which lease and sequence number it came; none if it was replayed.
+    receipt: Option<(u128, u64)>,
     failures: u32,
 }
 
@@ -180,6 +183,10 @@ pub struct RunSnapshot {
     pub status: Status,
     /// Why, where that needs saying.
     pub reason: String,
+    /// The first position of the round under way, where there are rounds. Late slots lie before it,
+    /// so it does not follow from the ledger.
+    #[serde(default)]
+    pub round: Option<u64>,
 }
 
 /// What is known of a worker's pace.
@@ -199,8 +206,12 @@ pub struct Run {
     pub(crate) ledger: Ledger,
     former_gaps: Vec<Gap>,
     slots: Slots,
-    /// The round under way, with `sync`.
-    pub(crate) round: Option<RoundRange>,
+    /// The round under way, where there are rounds.
+    pub(crate) round: Option<Round>,
+    /// When so many of the round's slots had come that it may close without the others.
+    quorum_at: Option<Millis>,
+    /// The time of the latest event.
+    clock: Millis,
     pub(crate) leases: BTreeMap<u128, Lease>,
     /// No lease lapses before this.
     pub(crate) earliest_lapse: Millis,
@@ -230,6 +241,7 @@ impl Run {
             samples: 0,
             status: Status::Running,
             reason: String::new(),
+            round: None,
         };
         Self::restore(plan, generation, &snapshot)
     }
@@ -258,6 +270,8 @@ impl Run {
             former_gaps,
             slots,
             round: None,
+            quorum_at: None,
+            clock: 0,
             leases: BTreeMap::new(),
             earliest_lapse: Millis::MAX,
             receipts: BTreeMap::new(),
@@ -276,7 +290,10 @@ impl Run {
             ledger,
             plan,
         };
-        run.find_round();
+        if snapshot.round.is_some_and(|position| position >= run.ledger.order().positions()) {
+            return Err(PlanError::Ledger("its round lies outside of the epoch".to_owned()));
+        }
+        run.begin_round(snapshot.round);
         if run.status == Status::Measuring {
             run.queue_measurements();
         }
@@ -292,6 +309,7 @@ impl Run {
             samples: self.samples,
             status: self.status.clone(),
             reason: self.reason.clone(),
+            round: self.round.as_ref().map(|round| round.window.0),
         }
     }
 
@@ -345,15 +363,21 @@ impl Run {
         self.leases.get(&lease).map(|lease| lease.worker.as_str())
     }
 
-    /// With `sync`: whether somebody has each slot of the round, so that whoever brings one home now
+    /// With rounds: whether somebody has each slot of the round, so that whoever brings one home now
     /// has nothing to do until the version is out.
     pub fn round_is_taken(&self) -> bool {
-        self.round.is_some_and(|round| !self.ledger.window_unclaimed(round.window))
+        self.round.as_ref().is_some_and(|round| !self.ledger.window_unclaimed(round.reach))
     }
 
     /// When something will have to be decided even if nobody calls: the next deadline.
     pub fn next_deadline(&self) -> Option<Millis> {
-        self.leases.values().map(|lease| lease.deadline() + 1).min()
+        let lapse = self.leases.values().map(|lease| lease.deadline() + 1).min();
+        lapse.into_iter().chain(self.grace_over()).min()
+    }
+
+    /// When the round may close without those that are missing.
+    fn grace_over(&self) -> Option<Millis> {
+        Some(self.quorum_at?.saturating_add(self.plan.policy.rounds()?.grace))
     }
 
     /// Checks a contribution and, if it counts, makes its positions pending.
@@ -419,17 +443,65 @@ impl Run {
         }
         self.remember(id, sequence, Outcome::Accepted);
         self.overtake(id, first..first + count);
-        let (slot, slots) = match self.round {
+        let (slot, slots) = match &self.round {
             Some(round) => {
-                let slot = self.slots.of(self.ledger.order(), first).unwrap_or(round.first_slot);
-                (slot - round.first_slot, Some(round.slots))
+                let slot = self.slots.of(self.ledger.order(), first);
+                let place = slot.and_then(|slot| round.place_of(slot));
+                (place.unwrap_or_default(), Some(round.places()))
             }
             None => (self.pending.len() as u64, None),
         };
         self.streak.accepted();
-        self.pending_samples += count;
-        self.pending.push(Member { slot, first, count, staleness, lease: id, sequence, failures });
+        let receipt = Some((id, sequence));
+        self.pend(Member { slot, first, count, staleness, receipt, failures });
         Ok(Accepted::New { slot, slots, staleness })
+    }
+
+    /// Takes over what was accepted before a crash, if it is a whole slot of the round under way
+    /// that nobody has yet, and made on a version that the policy allows.
+    pub fn replay(&mut self, first: u64, count: u64, base: u64) -> Option<Accepted> {
+        self.takes_work().ok()?;
+        let round = self.round.as_ref()?;
+        let slot = self.slots.of(self.ledger.order(), first)?;
+        let place = round.place_of(slot)?;
+        let places = round.places();
+        let staleness = self.number.checked_sub(base)?;
+        if self.plan.allowed_staleness().is_some_and(|allowed| staleness > allowed)
+            || self.slots.range(self.ledger.order(), slot) != (first, first.checked_add(count)?)
+            || !self.ledger.claim(first..first + count)
+        {
+            return None;
+        }
+        let member = Member { slot: place, first, count, staleness, receipt: None, failures: 0 };
+        self.pend(member);
+        Some(Accepted::New { slot: place, slots: Some(places), staleness })
+    }
+
+    fn pend(&mut self, member: Member) {
+        self.pending_samples += member.count;
+        self.pending.push(member);
+        self.note_quorum();
+    }
+
+    /// Notes when so many slots have come that the round may close. The last round of an epoch
+    /// waits for all: what came later would have no round to enter.
+    fn note_quorum(&mut self) {
+        let (Some(rounds), Some(round)) = (self.plan.policy.rounds(), &self.round) else { return };
+        let last = round.window.1 == self.ledger.order().positions();
+        if rounds.may_miss() == 0 || last || self.quorum_at.is_some() || self.pending.is_empty() {
+            return;
+        }
+        let missing = self.open_slots(round).count() - self.pending.len();
+        if missing as u64 <= rounds.may_miss() {
+            self.quorum_at = Some(self.clock);
+        }
+    }
+
+    /// The slots of a round that are neither applied nor skipped.
+    fn open_slots(&self, round: &Round) -> impl Iterator<Item = u64> {
+        round
+            .all()
+            .filter(|&slot| self.ledger.open_in(self.slots.range(self.ledger.order(), slot)) > 0)
     }
 
     /// Takes the counts of an evaluation slice.
@@ -484,8 +556,9 @@ impl Run {
             Policy::Batch { size } => {
                 self.pending.len() as u64 >= size || pending == self.ledger.open()
             }
-            Policy::Sync { .. } => {
-                self.round.is_some_and(|round| pending == self.ledger.open_in(round.window))
+            Policy::Sync { .. } | Policy::Average { .. } => {
+                let open = self.round.as_ref().map(|round| self.ledger.open_in(round.reach));
+                open == Some(pending) || self.grace_over().is_some_and(|over| self.clock >= over)
             }
         };
         if !due {
@@ -493,7 +566,7 @@ impl Run {
         }
         let mut members = self.pending.clone();
         members.sort_by_key(|member| member.slot);
-        let slots = self.round.map_or(0, |round| round.slots);
+        let slots = self.round.as_ref().map_or(0, Round::places);
         let missing = (0..slots)
             .filter(|slot| members.binary_search_by_key(slot, |member| member.slot).is_err())
             .collect();
@@ -504,11 +577,12 @@ impl Run {
     pub fn stepped(&mut self, result: Result<(), String>) {
         let members = std::mem::take(&mut self.pending);
         self.pending_samples = 0;
+        self.quorum_at = None;
         // Whoever ended the run in between also dropped what the version was made of.
         if members.is_empty() {
             return;
         }
-        let closer = members.last().map(|member| (member.lease, member.sequence));
+        let closer = members.last().and_then(|member| member.receipt);
         match result {
             Ok(()) => {
                 self.number += 1;
@@ -652,6 +726,7 @@ impl Run {
         self.leases.clear();
         self.pending.clear();
         self.pending_samples = 0;
+        self.quorum_at = None;
         self.give_up_measuring();
         self.evaluation_queue.clear();
     }
@@ -731,13 +806,18 @@ impl Run {
     }
 
     pub(crate) fn progress_time(&self) -> Millis {
-        match self.plan.policy {
-            Policy::Sync { deadline, .. } => deadline,
-            _ => self.plan.lease.progress,
-        }
+        let Some(rounds) = self.plan.policy.rounds() else { return self.plan.lease.progress };
+        let slowest = self.paces.values().filter_map(|pace| pace.rate).reduce(f64::min);
+        let by_pace = |rate: f64| (10.0 * self.plan.chunk as f64 / rate) as Millis;
+        // Nothing is known of how long local training takes until somebody has done it: a deadline
+        // that is too short would never let anybody finish.
+        rounds
+            .deadline
+            .unwrap_or_else(|| slowest.map_or(UNMEASURED, by_pace).max(self.plan.lease.progress))
     }
 
     pub(crate) fn expire(&mut self, now: Millis) {
+        self.clock = self.clock.max(now);
         if now <= self.earliest_lapse {
             return;
         }
@@ -840,28 +920,48 @@ impl Run {
         }
     }
 
-    /// Finds the round under way: the first with positions that are not settled.
-    fn find_round(&mut self) {
-        if let Policy::Sync { slots: size, .. } = self.plan.policy {
-            let first = self.ledger.first_open();
-            let order = self.ledger.order();
-            self.round = first.and_then(|position| self.slots.round(order, size, position));
-        }
+    /// Finds the round under way: that of a position, or the first with something open.
+    fn begin_round(&mut self, position: Option<u64>) {
+        let Some(rounds) = self.plan.policy.rounds() else { return };
+        let order = self.ledger.order();
+        let position = position.or_else(|| self.ledger.first_open());
+        let round = position.and_then(|at| self.slots.round(order, rounds.slots, at));
+        self.round = round.map(|round| {
+            let before = Round {
+                first_slot: 0,
+                slots: round.first_slot,
+                window: (0, round.window.0),
+                late: Vec::new(),
+                reach: (0, round.window.0),
+            };
+            self.carry(&before, round)
+        });
     }
 
     fn next_round(&mut self) {
-        if let Policy::Sync { slots: size, .. } = self.plan.policy
-            && let Some(round) = self.round
-        {
-            self.round = self.slots.round(self.ledger.order(), size, round.window.1);
+        let (Some(rounds), Some(round)) = (self.plan.policy.rounds(), self.round.take()) else {
+            return;
+        };
+        let next = self.slots.round(self.ledger.order(), rounds.slots, round.window.1);
+        self.round = next.map(|next| self.carry(&round, next));
+    }
+
+    /// What is still open of a round that is over belongs to the next.
+    fn carry(&self, from: &Round, to: Round) -> Round {
+        if self.ledger.open_in(from.reach) == 0 {
+            return to;
         }
+        let late: Vec<_> = self.open_slots(from).collect();
+        let start = late.first().map_or(0, |&slot| self.slots.start(self.ledger.order(), slot));
+        to.with_late(late, start)
     }
 
     /// Moves on where nothing is left to do: rounds that were skipped whole, epochs, the run.
     pub(crate) fn settle(&mut self) {
-        while self.round.is_some_and(|round| self.ledger.open_in(round.window) == 0) {
+        while self.round.as_ref().is_some_and(|round| self.ledger.open_in(round.reach) == 0) {
             self.next_round();
         }
+        self.note_quorum();
         if !matches!(self.status, Status::Running | Status::Paused)
             || self.ledger.open() > 0
             || !self.pending.is_empty()
@@ -884,7 +984,7 @@ impl Run {
         self.former_gaps.extend(self.ledger.skipped().cloned());
         self.ledger = Ledger::new(self.plan.seed, ended + 1, &self.plan.shards);
         self.slots = Slots::new(self.ledger.order(), self.plan.chunk);
-        self.find_round();
+        self.begin_round(None);
         if self.plan.evaluate_every.is_none() {
             self.measure(EvaluationSplit::Validation);
         }

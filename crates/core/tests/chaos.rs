@@ -124,7 +124,20 @@ fn policies() -> impl Strategy<Value = Policy> {
             backup,
             deadline: 15_000
         }),
+        averages(),
     ]
+}
+
+fn averages() -> impl Strategy<Value = Policy> {
+    (1..=4u64, 0..=3u64, 0..=2u64, prop_oneof![Just(0), 1..3_000u64]).prop_map(
+        |(slots, fewer, backup, grace)| Policy::Average {
+            slots,
+            quorum: slots.saturating_sub(fewer).max(1),
+            grace,
+            backup,
+            deadline: Some(15_000),
+        },
+    )
 }
 
 fn plans() -> impl Strategy<Value = Plan> {
@@ -264,13 +277,30 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
-    /// With `sync`, which slots make which version depends on the plan only.
+    /// Models that may be late, and a hive that dies and takes over what it had spooled.
+    #[test]
+    fn every_model_counts_once_whatever_happens(
+        plan in plans(), policy in averages(), workers in 1..=5usize, events in events(false),
+        reliable in 1..=4usize,
+    ) {
+        let mut world = World::new(Plan { policy, ..plan });
+        happen(&mut world, workers, &events);
+        finish(&mut world, reliable);
+    }
+
+    /// Where a round waits for all of its slots, which slots make which version depends on the
+    /// plan only.
     #[test]
     fn versions_of_sync_do_not_depend_on_what_happened(
-        plan in plans(), slots in 1..=4u64, backup in 0..=2u64, epochs in 1..=3u64,
+        plan in plans(), slots in 1..=4u64, backup in 0..=2u64, epochs in 1..=3u64, models: bool,
         workers in 1..=5usize, reliable in 1..=4usize, events in events(false),
     ) {
-        let policy = Policy::Sync { slots, backup, deadline: 15_000 };
+        let deadline = 15_000;
+        let policy = if models {
+            Policy::Average { slots, quorum: slots, grace: 0, backup, deadline: Some(deadline) }
+        } else {
+            Policy::Sync { slots, backup, deadline }
+        };
         // Nothing is given up: what is skipped is missing from its version.
         let plan = Plan { policy, limit: Limit::Epochs(epochs), attempts: u32::MAX, ..plan };
         let expected: Vec<_> = (0..epochs)
@@ -284,6 +314,10 @@ proptest! {
 }
 
 const SYNC: Policy = Policy::Sync { slots: 3, backup: 0, deadline: 15_000 };
+const AVERAGE: Policy =
+    Policy::Average { slots: 3, quorum: 3, grace: 0, backup: 0, deadline: Some(15_000) };
+const QUORUM: Policy =
+    Policy::Average { slots: 3, quorum: 2, grace: 500, backup: 0, deadline: Some(15_000) };
 const BATCH: Policy = Policy::Batch { size: 3 };
 const ASYNC: Policy = Policy::Async { damping: 0.5, max_staleness: None };
 const BOUNDED: Policy = Policy::Async { damping: 0.5, max_staleness: Some(2) };
@@ -302,7 +336,7 @@ fn granted(world: &mut World, request: &Request) -> Grant {
 /// A slice that makes every worker fail is tried five times, then named; the rest is untouched.
 #[test]
 fn a_slice_that_always_fails_is_skipped_after_five_attempts() {
-    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC, AVERAGE] {
         let mut world = World::new(plan(&[10, 7], 4, policy, Limit::Epochs(2)));
         let mut attempts = 0;
         for turn in 0..1000u64 {
@@ -395,10 +429,13 @@ fn time_with_a_dead_worker(policy: Policy) -> Millis {
 #[test]
 fn nobody_waits_for_the_dead() {
     let work = 1000;
-    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC, AVERAGE] {
         let time = time_with_a_dead_worker(policy);
         assert!(time <= TIMES.silence + work, "{policy:?} took {time} ms");
     }
+    // One round waits for its grace, the last for the dead worker's lease to lapse.
+    let time = time_with_a_dead_worker(QUORUM);
+    assert!(time <= TIMES.silence + 7 * 500 + work, "took {time} ms");
     // Where the last slices may be leased twice, not even a deadline is waited for.
     for policy in [BATCH, ASYNC, Policy::Sync { slots: 3, backup: 1, deadline: 15_000 }] {
         let time = time_with_a_dead_worker(policy);
@@ -409,7 +446,7 @@ fn nobody_waits_for_the_dead() {
 /// The progress deadline catches a worker that still sends heartbeats.
 #[test]
 fn a_hung_worker_loses_its_lease() {
-    for (policy, deadline) in [(BATCH, TIMES.progress), (SYNC, 15_000)] {
+    for (policy, deadline) in [(BATCH, TIMES.progress), (SYNC, 15_000), (AVERAGE, 15_000)] {
         let mut world = World::new(plan(&[4], 4, policy, Limit::Epochs(1)));
         let grant = granted(&mut world, &request("hung"));
         let end = world.now + deadline;
@@ -608,6 +645,92 @@ fn sync_takes_only_what_was_made_on_its_own_version() {
     assert_eq!(world.run.step_due(), None);
 }
 
+/// A round closes without a late model once its grace is over; the model enters the next round.
+#[test]
+fn a_late_model_enters_the_next_round() {
+    let mut world = World::new(plan(&[24], 4, QUORUM, Limit::Epochs(1)));
+    let late = granted(&mut world, &request("late")).range;
+    for name in ["one", "two"] {
+        granted(&mut world, &request(name));
+        world.push(name, u64::MAX).unwrap().unwrap();
+    }
+    assert_eq!(world.run.number(), 0, "the late one has some grace");
+    assert_eq!(world.run.next_deadline(), Some(world.now + 500));
+    let waits = world.ask(&request("one"));
+    assert!(matches!(waits, LeaseDecision::Wait { .. }), "{waits:?}");
+    world.now += 500;
+    world.ask(&request("one"));
+    assert_eq!((world.run.number(), world.run.samples()), (1, 8));
+    granted(&mut world, &request("one"));
+    // Its base is a version old: it is a difference, and counts.
+    let answer = world.push("late", u64::MAX).unwrap().unwrap();
+    assert_eq!(answer, Accepted::New { slot: 0, slots: Some(4), staleness: 1 });
+    world.finish(2, |_| false);
+    let first = |slot: &(u64, u64, u64)| slot.1;
+    let versions: Vec<Vec<u64>> =
+        world.lineage.versions.iter().map(|(_, it)| it.iter().map(first).collect()).collect();
+    assert_eq!(versions, [vec![4, 8], vec![late.start, 12, 16, 20]]);
+}
+
+/// The last round of an epoch has no next round: it waits for all.
+#[test]
+fn nothing_is_late_for_an_epoch() {
+    let mut world = World::new(plan(&[12], 4, QUORUM, Limit::Epochs(2)));
+    granted(&mut world, &request("late"));
+    for name in ["one", "two"] {
+        granted(&mut world, &request(name));
+        world.push(name, u64::MAX).unwrap().unwrap();
+    }
+    world.now += 5_000;
+    world.ask(&request("one"));
+    assert_eq!(world.run.number(), 0);
+    world.push("late", u64::MAX).unwrap().unwrap();
+    assert_eq!((world.run.number(), world.run.epoch()), (1, 1));
+}
+
+/// After a crash in mid-round only what had not come home is trained again.
+#[test]
+fn what_was_spooled_is_not_trained_again() {
+    for policy in [AVERAGE, QUORUM] {
+        let mut world = World::new(plan(&[24], 4, policy, Limit::Epochs(1)));
+        for name in ["one", "two", "three", "four", "five"] {
+            granted(&mut world, &request(name));
+            world.push(name, u64::MAX).unwrap().unwrap();
+        }
+        // A whole round and two slots of the next are lost with the checkpoint, but spooled.
+        assert_eq!((world.run.number(), world.run.samples()), (1, 12));
+        world.crash();
+        assert_eq!((world.replayed, world.run.number(), world.run.samples()), (5, 1, 12));
+        let grant = granted(&mut world, &request("six"));
+        assert_eq!(grant.range, 20..24);
+        world.push("six", u64::MAX).unwrap().unwrap();
+        assert_eq!(*world.status(), Status::Done);
+    }
+}
+
+/// Local training takes as long as it takes: the deadline follows what was measured.
+#[test]
+fn a_deadline_that_is_left_out_follows_the_pace() {
+    let policy = Policy::Average { slots: 1, quorum: 1, grace: 0, backup: 1, deadline: None };
+    let mut run = Run::new(plan(&[12], 4, policy, Limit::Epochs(1)), 1).unwrap();
+    let mut work = |begin: Millis, time: Millis, nonce: u128| {
+        let decision = run.lease(begin, nonce, &request("slow"));
+        let LeaseDecision::Granted(grant) = decision else { panic!("{decision:?}") };
+        for now in (begin..=begin + time).step_by(5_000) {
+            run.renew(now, nonce).unwrap();
+        }
+        let (first, base) = (grant.range.start, grant.base);
+        run.contribute(
+            begin + time,
+            Contribution { lease: nonce, sequence: 0, first, count: 4, generation: 1, base },
+        )
+        .unwrap();
+        run.stepped(Ok(()));
+    };
+    work(0, 900_000, 1);
+    work(1_000_000, 2_000_000, 2);
+}
+
 /// Every sequence number of a lease is remembered, also behind the newest and after the end.
 #[test]
 fn a_repeat_gets_the_first_outcome() {
@@ -655,7 +778,7 @@ fn an_evaluation_that_is_given_up_takes_its_leases_along() {
 /// Trainers and evaluators each get their own work, wait for it, and hear of the end.
 #[test]
 fn a_worker_gets_only_what_it_takes() {
-    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC, AVERAGE] {
         let plan = Plan {
             validation: vec![10],
             test: vec![10],
@@ -732,7 +855,7 @@ fn a_long_reason_is_cut() {
 /// Where every slice fails, twenty of them are enough; each may have been tried again meanwhile.
 #[test]
 fn a_run_that_has_diverged_fails_early() {
-    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC, AVERAGE] {
         let mut world = World::new(plan(&[400, 400], 4, policy, Limit::Epochs(3)));
         for _ in 0..5 {
             granted(&mut world, &request("worker"));
@@ -761,7 +884,7 @@ fn a_run_that_has_diverged_fails_early() {
 /// Contributions that are finite themselves, but never lead to a version, are failures too.
 #[test]
 fn versions_that_are_never_finite_fail_the_run() {
-    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC, AVERAGE] {
         let mut world = World::new(plan(&[400], 4, policy, Limit::Epochs(1)));
         world.poison.extend((0..400).map(|index| (0, index)));
         world.finish(2, |_| false);
@@ -802,7 +925,7 @@ fn failures_that_are_not_in_a_row_fail_no_run() {
 /// An epoch of which nothing counted is the end, however small it is.
 #[test]
 fn an_epoch_that_is_skipped_whole_fails_the_run() {
-    for policy in [BATCH, ASYNC, BOUNDED, SYNC] {
+    for policy in [BATCH, ASYNC, BOUNDED, SYNC, AVERAGE] {
         let mut world = World::new(plan(&[10, 7], 4, policy, Limit::Epochs(2)));
         world.finish(1, |run| run.epoch() == 1);
         while let LeaseDecision::Granted(_) = world.ask(&request("worker")) {
@@ -847,6 +970,7 @@ fn a_large_epoch() {
     for policy in [
         Policy::Async { damping: 0.5, max_staleness: None },
         Policy::Sync { slots: 400, backup: 2, deadline: 60_000 },
+        Policy::Average { slots: 400, quorum: 390, grace: 0, backup: 2, deadline: Some(60_000) },
     ] {
         let mut run = Run::new(plan(&vec![20; shards], 2, policy, Limit::Epochs(1)), 1).unwrap();
         let (mut now, mut nonce) = (0, 0);

@@ -9,7 +9,9 @@
 //! generations/{generation}.json            create-only claim by a starting hive
 //! shards/{sha256}.safetensors              data
 //! runs/{run}/version0.safetensors          written before run.json
+//! runs/{run}/assets/{name}                 what the model needs besides, likewise
 //! runs/{run}/run.json                      create-only: it makes the run
+//! runs/{run}/spool/{epoch}-{first}.safetensors accepted models that no checkpoint holds yet
 //! runs/{run}/checkpoints/{generation}-{number}/model.safetensors, optimiser.safetensors
 //! runs/{run}/checkpoints/{generation}-{number}/manifest.json     create-only, last
 //! runs/{run}/state.json                    what became of the run since that checkpoint

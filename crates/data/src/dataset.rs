@@ -1,9 +1,10 @@
 //! A dataset becomes shards. The training rows are shuffled once, by an algorithm that is written
 //! down here and keyed by nothing, so that sorted data shards well and the same data always gives
-//! the same shards: hashes match between runs, and a store keeps them once.
+//! the same shards: hashes match between runs, and a store keeps them once. For experiments on data
+//! that is spread unevenly, they can be put in the order of their labels after that.
 
 use bytes::Bytes;
-use skep_wire::{Manifest, ShardRef};
+use skep_wire::{AssetRef, Manifest, ShardRef};
 
 use crate::{DataError, Table, shard_hash};
 
@@ -20,6 +21,17 @@ pub struct Dataset {
     pub train: Table,
     /// To measure on at the end.
     pub test: Table,
+    /// What a model that is trained on it needs besides its parameters; none for most.
+    pub assets: Vec<Asset>,
+}
+
+/// A small file that belongs to a model: a vocabulary, names of classes. A run keeps it as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asset {
+    /// Its name, such as `vocabulary.json`.
+    pub name: String,
+    /// Its bytes, whatever they mean.
+    pub bytes: Bytes,
 }
 
 /// How a dataset is cut.
@@ -29,6 +41,18 @@ pub struct PrepareSettings {
     pub shards: Option<usize>,
     /// The share of the training rows that is held out to validate on, from 0 to below 1.
     pub validation: f64,
+    /// Which rows go together.
+    pub split: RowSplit,
+}
+
+/// Which rows go together in a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowSplit {
+    /// Any: every shard looks like the whole.
+    #[default]
+    Shuffled,
+    /// Those of the same label, by the column `label`: a shard has few different ones.
+    Label,
 }
 
 /// A dataset in shards.
@@ -36,7 +60,7 @@ pub struct PrepareSettings {
 pub struct Prepared {
     /// What a run is told.
     pub manifest: Manifest,
-    /// The shards themselves: training, validation, test.
+    /// The shards themselves: training, validation, test; then the assets, which travel like them.
     pub shards: Vec<(ShardRef, Bytes)>,
 }
 
@@ -68,6 +92,20 @@ impl Dataset {
         };
         let order = shuffled(rows);
         let (validation, train) = order.split_at(held);
+        let mut train = train.to_vec();
+        if settings.split == RowSplit::Label {
+            let labels = self.train.column("label").ok_or_else(|| {
+                refuse(
+                    "it has no column `label` to split by; use `split = \"shuffled\"`".to_owned(),
+                )
+            })?;
+            let width = labels.bytes.len() / rows;
+            // The last byte weighs most. Stable: among equal labels the shuffled order stays.
+            train.sort_by_key(|&row| {
+                let start = row as usize * width;
+                labels.bytes[start..start + width].iter().rev().copied().collect::<Vec<_>>()
+            });
+        }
         let shards = settings.shards.unwrap_or_else(|| count_by_size(&self.train, train.len()));
         if shards == 0 || shards > train.len() {
             return Err(refuse(format!(
@@ -81,12 +119,18 @@ impl Dataset {
             manifest: Manifest { source: self.source.clone(), ..Manifest::default() },
             shards: Vec::new(),
         };
-        prepared.manifest.train = prepared.cut(&self.train, train, shards)?;
+        prepared.manifest.train = prepared.cut(&self.train, &train, shards)?;
         let parts = count_by_size(&self.train, validation.len());
         prepared.manifest.validation = prepared.cut(&self.train, validation, parts)?;
         let all: Vec<u64> = (0..self.test.rows() as u64).collect();
         let parts = count_by_size(&self.test, all.len());
         prepared.manifest.test = prepared.cut(&self.test, &all, parts)?;
+        for Asset { name, bytes } in &self.assets {
+            let (hash, size) = (shard_hash(bytes), bytes.len() as u64);
+            let asset = AssetRef { name: name.clone(), hash: hash.clone(), bytes: size };
+            prepared.manifest.assets.push(asset);
+            prepared.shards.push((ShardRef::kept(hash, 1, size), bytes.clone()));
+        }
         Ok(prepared)
     }
 }
@@ -161,11 +205,12 @@ mod tests {
 
     fn dataset(rows: usize, test: usize, width: usize) -> Dataset {
         let source = "numbers".to_owned();
-        Dataset { source, train: numbered(rows, width), test: numbered(test, width) }
+        let (train, test) = (numbered(rows, width), numbered(test, width));
+        Dataset { source, train, test, assets: Vec::new() }
     }
 
     fn settings(shards: Option<usize>, validation: f64) -> PrepareSettings {
-        PrepareSettings { shards, validation }
+        PrepareSettings { shards, validation, split: RowSplit::Shuffled }
     }
 
     fn ids(prepared: &Prepared, split: Split) -> Vec<i64> {
@@ -201,6 +246,38 @@ mod tests {
         let samples: Vec<_> = prepared.manifest.train.iter().map(|shard| shard.samples).collect();
         assert_eq!(samples, [30, 30, 30]);
         assert_eq!(prepared.manifest.source, "numbers");
+    }
+
+    #[test]
+    fn a_split_by_label_puts_equal_labels_together() {
+        let mut dataset = dataset(100, 10, 4);
+        let label: Vec<u8> = (0..100i64).flat_map(|row| (row % 5).to_le_bytes()).collect();
+        let mut columns = dataset.train.columns().to_vec();
+        columns.push(Column {
+            name: "label".into(),
+            dtype: Dtype::I64,
+            shape: vec![],
+            bytes: label,
+        });
+        dataset.train = Table::new(columns).expect("a good table");
+        let by_label = PrepareSettings { split: RowSplit::Label, ..settings(Some(5), 0.0) };
+        let prepared = dataset.prepare(&by_label).expect("prepares");
+        let rows = ids(&prepared, Split::Train);
+        assert_eq!(
+            rows.iter()
+                .map(|row| row % 5)
+                .collect::<Vec<_>>()
+                .chunks(20)
+                .map(|labels| { labels.iter().collect::<BTreeSet<_>>().len() })
+                .collect::<Vec<_>>(),
+            [1; 5]
+        );
+        let mut sorted = rows.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+        dataset.train = numbered(100, 4);
+        let error = dataset.prepare(&by_label).expect_err("no labels").to_string();
+        assert!(error.contains("no column `label`"), "{error}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! versions come back to the same store as checkpoints ([`RunFiles`]).
 
 pub mod checkpoint;
+pub mod corpus;
 mod dataset;
 mod error;
 mod fault;
@@ -18,12 +19,15 @@ mod run_files;
 mod state_dict;
 mod store;
 mod table;
+pub mod tokeniser;
+pub mod vocabulary;
 
 pub use checkpoint::{
     Checkpoint, NewestCheckpoint, claim_generation, get_shard, get_shard_range, newest_generation,
     put_shard, shard_path,
 };
-pub use dataset::{Dataset, PrepareSettings, Prepared};
+pub use corpus::Corpus;
+pub use dataset::{Asset, Dataset, PrepareSettings, Prepared, RowSplit};
 pub use error::DataError;
 pub use fault::{Fault, Faults};
 pub use model_file::LoadedTensor;
@@ -32,3 +36,4 @@ pub use run_files::{RunFiles, RunRecord, list_runs};
 pub use state_dict::read_state_dict;
 pub use store::Store;
 pub use table::{Column, Table, shard_hash};
+pub use vocabulary::{Vocabulary, VocabularySettings};

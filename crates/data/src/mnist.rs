@@ -42,7 +42,7 @@ pub fn open(source: &str) -> Result<Dataset, DataError> {
             ),
         });
     }
-    Ok(Dataset { source: source.to_owned(), train, test })
+    Ok(Dataset { source: source.to_owned(), train, test, assets: Vec::new() })
 }
 
 fn read_folder(source: &str) -> Result<(Table, Table), DataError> {

@@ -13,7 +13,8 @@ use serde_json::Value;
 use skep_wire::{RunSpec, Version};
 
 use crate::checkpoint::{
-    CheckpointManifest, FORMAT, FileRef, newest_generation, now, parse_digits, read_json, to_json,
+    CheckpointManifest, FORMAT, FileRef, get_shard, newest_generation, now, parse_digits,
+    read_json, to_json,
 };
 use crate::{Checkpoint, DataError, NewestCheckpoint, Store};
 
@@ -107,6 +108,11 @@ impl RunFiles {
             extra,
         };
         self.store.put(&self.path("version0.safetensors"), version0).await?;
+        // Copied, not only named: whoever takes the run's folder has all that the model needs.
+        for asset in &spec.manifest.assets {
+            let bytes = get_shard(&self.store, &asset.hash).await?;
+            self.store.put(&self.asset_path(&asset.name)?, bytes).await?;
+        }
         self.store.create(&path, to_json(&record)).await
     }
 
@@ -124,6 +130,24 @@ impl RunFiles {
     pub async fn version0(&self) -> Result<Bytes, DataError> {
         let record = self.record().await?;
         record.version0.read(&self.store, &self.path("version0.safetensors")).await
+    }
+
+    /// One of the run's assets, such as its vocabulary, if it has it.
+    pub async fn asset(&self, name: &str) -> Result<Option<Bytes>, DataError> {
+        match self.store.get(&self.asset_path(name)?).await {
+            Err(DataError::NotFound { .. }) => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    fn asset_path(&self, name: &str) -> Result<String, DataError> {
+        if !RunSpec::is_name(name) {
+            return Err(DataError::Path {
+                path: name.chars().take(80).collect(),
+                reason: "an asset's name is like a run's".to_owned(),
+            });
+        }
+        Ok(self.path(&format!("assets/{name}")))
     }
 
     /// Writes a checkpoint; when this returns, it survives a power cut. One of the same version
@@ -305,6 +329,34 @@ impl RunFiles {
         }
     }
 
+    /// Keeps an accepted model under a name until a checkpoint has it; when this returns, it
+    /// survives a power cut.
+    pub async fn spool(&self, name: &str, bytes: Bytes) -> Result<(), DataError> {
+        self.store.put(&self.path(&format!("spool/{name}")), bytes).await
+    }
+
+    /// The names of the models that are spooled.
+    pub async fn spooled(&self) -> Result<Vec<String>, DataError> {
+        let paths = self.store.list(&self.path("spool")).await?;
+        let name = |path: &String| path.rsplit('/').next().map(str::to_owned);
+        Ok(paths.iter().filter_map(name).collect())
+    }
+
+    /// A spooled model.
+    pub async fn read_spooled(&self, name: &str) -> Result<Bytes, DataError> {
+        self.store.get(&self.path(&format!("spool/{name}"))).await
+    }
+
+    /// Deletes a spooled model. It is no error if it was not there.
+    pub async fn unspool(&self, name: &str) -> Result<(), DataError> {
+        self.store.delete(&self.path(&format!("spool/{name}"))).await
+    }
+
+    /// Deletes all spooled models.
+    pub async fn clear_spool(&self) -> Result<(), DataError> {
+        self.store.delete_all(&self.path("spool")).await
+    }
+
     /// Writes the final model.
     pub async fn write_final_model(&self, model: Bytes) -> Result<(), DataError> {
         self.store.put(&self.final_model_path(), model).await
@@ -321,6 +373,19 @@ impl RunFiles {
     /// Where the final model lies in the store.
     pub fn final_model_path(&self) -> String {
         self.path("model.safetensors")
+    }
+
+    /// Writes a file of metrics, such as `metrics.csv`, replacing what was there.
+    pub async fn write_metrics(&self, file: &str, bytes: Bytes) -> Result<(), DataError> {
+        self.store.put(&self.path(&format!("metrics/{file}")), bytes).await
+    }
+
+    /// A file of metrics, if it is there.
+    pub async fn metrics(&self, file: &str) -> Result<Option<Bytes>, DataError> {
+        match self.store.get(&self.path(&format!("metrics/{file}"))).await {
+            Err(DataError::NotFound { .. }) => Ok(None),
+            result => result.map(Some),
+        }
     }
 
     /// Deletes the run: `run.json` first, so that a run half deleted is no run. Shards stay: other

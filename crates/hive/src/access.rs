@@ -158,15 +158,18 @@ impl Access {
         Err(ApiError::new(ErrorCode::Forbidden, message, hint))
     }
 
-    /// The role that a route needs; none for probes. What is not listed needs an admin.
+    /// The role that a route needs; none for probes and for the page, which holds nothing of a run
+    /// and asks for a key itself. What is not listed needs an admin.
     pub(crate) fn needed(method: &Method, route: &str) -> Option<KeyRole> {
         let read = method == Method::GET || method == Method::HEAD;
         match route {
-            "/healthz" | "/readyz" | "/openapi.json" => None,
+            "/" | "/healthz" | "/readyz" | "/openapi.json" => None,
             "/metrics" | "/v1/runs" if read => Some(KeyRole::Reader),
             "/v1/runs/{run}"
             | "/v1/runs/{run}/parameters"
             | "/v1/runs/{run}/events"
+            | "/v1/runs/{run}/history"
+            | "/v1/runs/{run}/progress"
             | "/v1/runs/{run}/logs"
                 if read =>
             {

@@ -10,11 +10,14 @@ use serde_json::Value;
 use skep_core::Status;
 use skep_data::{Checkpoint, DataError, RunFiles, newest_generation};
 use skep_math::OptimiserState;
-use skep_wire::{Dtype, Frame, FrameView, Layout, Version, WireError};
+use skep_wire::{Dtype, Frame, FrameView, Layout, LeaseId, Version, WireError};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::budget::Spent;
 use crate::keeper::Command;
+use crate::metrics_files::MetricsFiles;
 use crate::published::frame_bytes;
+use crate::spool::SpoolEntry;
 
 /// One version with everything needed to go on from it. Holding it copies nothing.
 #[derive(Clone)]
@@ -34,6 +37,19 @@ pub(crate) enum Write {
     Best(Material),
     /// The final model.
     Final(Arc<Frame>),
+    /// An accepted model, whose worker waits for it to be safe.
+    Spool {
+        entry: SpoolEntry,
+        frame: Arc<Frame>,
+        /// Its bytes count as long as they are held.
+        spent: Spent,
+        lease: LeaseId,
+        sequence: u64,
+    },
+    /// Spooled models that nobody needs any more.
+    Unspool(Vec<String>),
+    /// All that is spooled: the run has ended.
+    ClearSpool,
     /// Nothing: tell when everything before is done.
     Flush(oneshot::Sender<()>),
 }
@@ -51,13 +67,38 @@ pub(crate) struct Checkpointer {
 }
 
 impl Checkpointer {
-    pub(crate) async fn run(mut self, mut wishes: mpsc::UnboundedReceiver<Write>) {
+    pub(crate) async fn run(
+        mut self,
+        mut wishes: mpsc::UnboundedReceiver<Write>,
+        mut metrics: MetricsFiles,
+    ) {
         let mut written = BTreeSet::new();
         while let Some(wish) = wishes.recv().await {
+            let is_end = matches!(wish, Write::Final(_));
             let result = match wish {
                 Write::Flush(done) => {
+                    self.write_metrics(metrics.write()).await;
                     let _ = done.send(());
                     continue;
+                }
+                Write::ClearSpool => {
+                    if let Err(error) = self.guarded(self.files.clear_spool()).await {
+                        tracing::warn!(run = self.files.run(), "spool: {error}");
+                    }
+                    continue;
+                }
+                Write::Unspool(names) => {
+                    for name in names {
+                        if let Err(error) = self.guarded(self.files.unspool(&name)).await {
+                            tracing::warn!(run = self.files.run(), "spool: {error}");
+                        }
+                    }
+                    continue;
+                }
+                Write::Spool { entry, frame, spent, lease, sequence } => {
+                    let trouble = self.spool(entry, frame).await.err();
+                    drop(spent);
+                    Ok(Command::Spooled { lease, sequence, trouble })
                 }
                 Write::Latest(material) => {
                     let status = Some(material.status.clone());
@@ -79,9 +120,40 @@ impl Checkpointer {
                 tracing::warn!(run = self.files.run(), "checkpoint: {error}");
                 Command::Trouble(error)
             });
-            if self.keeper.send(message).is_err() {
-                return;
+            // A keeper that is gone may have left more to write, and someone who waits for the end.
+            let _ = self.keeper.send(message);
+            if is_end {
+                self.write_metrics(metrics.write_end()).await;
+            } else {
+                self.write_metrics(metrics.write_if_due()).await;
             }
+        }
+    }
+
+    /// A store that fails for a moment is given time; a model is worth waiting for.
+    async fn spool(&self, entry: SpoolEntry, frame: Arc<Frame>) -> Result<(), String> {
+        let name = entry.name();
+        let bytes = tokio::task::spawn_blocking(move || entry.encode(&frame));
+        let bytes = bytes.await.map_err(|error| error.to_string())?;
+        let bytes = bytes.map_err(|error| error.to_string())?;
+        let mut pause = Duration::from_millis(100);
+        loop {
+            match self.guarded(self.files.spool(&name, bytes.clone())).await {
+                Ok(()) => return Ok(()),
+                Err(error) if pause > Duration::from_secs(1) => {
+                    tracing::warn!(run = self.files.run(), "spool: {error}");
+                    return Err(error.to_string());
+                }
+                Err(_) => tokio::time::sleep(pause).await,
+            }
+            pause *= 2;
+        }
+    }
+
+    /// What cannot be written of metrics is no reason to stop training.
+    async fn write_metrics(&self, work: impl Future<Output = Result<(), DataError>>) {
+        if let Err(error) = self.guarded(work).await {
+            tracing::warn!(run = self.files.run(), "metrics: {error}");
         }
     }
 

@@ -3,19 +3,24 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-use skep_wire::{Event, LogLine};
+use skep_wire::{Event, LogLine, TimedEvent};
 use tokio::sync::broadcast;
+
+use crate::history::clock;
 
 /// How many lines of workers' logs are kept for each run.
 const KEPT_LINES: usize = 10_000;
 /// The longest line that is kept whole.
 const LONGEST_LINE: usize = 2_000;
+/// How many events are kept for those who come later. Versions are not among them.
+const KEPT_EVENTS: usize = 100;
 
 /// The events and logs of one run.
 pub(crate) struct Events {
     events: broadcast::Sender<Event>,
     lines: broadcast::Sender<LogLine>,
     kept: Mutex<VecDeque<LogLine>>,
+    recent: Mutex<VecDeque<TimedEvent>>,
 }
 
 impl Default for Events {
@@ -24,6 +29,7 @@ impl Default for Events {
             events: broadcast::Sender::new(1024),
             lines: broadcast::Sender::new(1024),
             kept: Mutex::default(),
+            recent: Mutex::default(),
         }
     }
 }
@@ -31,7 +37,21 @@ impl Default for Events {
 impl Events {
     /// Tells those who watch; nobody needs to.
     pub(crate) fn send(&self, event: Event) {
+        if !matches!(event, Event::Version { .. }) {
+            let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let id = recent.back().map_or(1, |last| last.id + 1);
+            if recent.len() == KEPT_EVENTS {
+                recent.pop_front();
+            }
+            recent.push_back(TimedEvent { id, time: clock(), event: event.clone() });
+        }
         let _ = self.events.send(event);
+    }
+
+    /// The kept events after one of this id.
+    pub(crate) fn since(&self, id: u64) -> Vec<TimedEvent> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.iter().filter(|event| event.id > id).cloned().collect()
     }
 
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<Event> {

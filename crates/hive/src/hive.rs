@@ -8,19 +8,27 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use skep_core::{LeaseTimes, Limit, Plan, Policy, PolicySettings, Run, RunSnapshot, Status};
 use skep_data::{DataError, RunFiles, Store, claim_generation, list_runs, put_shard};
-use skep_math::{OptimiserSettings, all_finite};
-use skep_wire::{Encoding, ErrorCode, Frame, Layout, Manifest, RunSpec, ShardRef, Split, Version};
+use skep_math::{OptimiserSettings, OuterSettings, all_finite};
+use skep_wire::{
+    AssetRef, Encoding, ErrorCode, Frame, Layout, Manifest, RunSpec, ShardRef, Split, Version,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::budget::Budget;
 use crate::checkpointer::{Checkpointer, decode, watch_generation};
 use crate::events::Events;
+use crate::history::Recorder;
 use crate::keeper::{Command, Keeper, KeeperParts, KeptState};
 use crate::metrics::Counters;
-use crate::model::Model;
+use crate::metrics_files::MetricsFiles;
+use crate::model::{Model, Rules};
 use crate::published::{FormLayouts, Published, frame_bytes};
 use crate::run_handle::RunHandle;
+use crate::spool::SpoolEntry;
 use crate::{Access, ApiError, Deadlines, HiveError};
+
+/// A run has a vocabulary or names of classes, not a collection of files.
+const MOST_ASSETS: usize = 16;
 
 /// Nobody can look into a shard that is known by name. Its count takes no memory; the bound keeps
 /// sums of counts far from overflowing.
@@ -173,7 +181,17 @@ impl Hive {
     }
 
     async fn check_shards(&self, manifest: &Manifest) -> Result<(), ApiError> {
-        for shard in manifest.shards() {
+        for asset in &manifest.assets {
+            let known = manifest.assets.iter().filter(|other| other.name == asset.name).count();
+            if !RunSpec::is_name(&asset.name) || known > 1 || manifest.assets.len() > MOST_ASSETS {
+                return Err(ApiError::bad(format!(
+                    "a run has at most {MOST_ASSETS} assets, of different names: lower-case \
+                     letters, digits, `-`, `_` and `.`"
+                )));
+            }
+        }
+        let assets: Vec<_> = manifest.assets.iter().map(as_shard).collect();
+        for shard in manifest.shards().chain(&assets) {
             check_shard(shard).map_err(ApiError::bad)?;
             if !shard.is_kept() {
                 continue;
@@ -252,6 +270,7 @@ impl Hive {
                     samples: 0,
                     status: Status::Running,
                     reason: String::new(),
+                    round: None,
                 };
                 let kept = KeptState {
                     run,
@@ -276,6 +295,9 @@ impl Hive {
         let published = Arc::new(Published::new(version, model.current().clone(), layouts));
         let events = Arc::new(Events::default());
         let counters = Arc::new(Counters::default());
+        let known = MetricsFiles::read(&files).await;
+        let recorder = Arc::new(Recorder::new(known, run.number(), counters.clone()));
+        let metrics = MetricsFiles::new(files.clone(), self.generation, recorder.clone());
         let (commands, inbox) = std::sync::mpsc::channel();
         let (writes, wishes) = mpsc::unbounded_channel();
         let checkpointer = Checkpointer {
@@ -287,7 +309,7 @@ impl Hive {
             replaced: self.replaced.clone(),
             best: files.read_hint("best").await.ok().flatten(),
         };
-        tokio::spawn(checkpointer.run(wishes));
+        tokio::spawn(checkpointer.run(wishes, metrics));
         let model_path = self
             .store
             .local_path(&files.final_model_path())
@@ -299,14 +321,18 @@ impl Hive {
             published: published.clone(),
             events: events.clone(),
             counters: counters.clone(),
+            recorder: recorder.clone(),
             shards: spec
                 .manifest
                 .shards()
-                .map(|shard| (shard.id().to_owned(), shard.clone()))
+                .cloned()
+                .chain(spec.manifest.assets.iter().map(as_shard))
+                .map(|shard| (shard.id().to_owned(), shard))
                 .collect(),
             commands,
         };
         let final_written = matches!(files.final_model().await, Ok(Some(_)));
+        let spool = read_spool(&files, &model.gradient_layout).await?;
         let keeper = Keeper::new(KeeperParts {
             run,
             model,
@@ -314,11 +340,13 @@ impl Hive {
             published,
             events,
             counters,
+            recorder,
             writes,
             kept,
             durable,
             model_path,
             final_written,
+            spool,
         });
         std::thread::Builder::new()
             .name(format!("run {name}"))
@@ -326,6 +354,30 @@ impl Hive {
             .map_err(|source| HiveError::Io { what: "starting a thread".to_owned(), source })?;
         Ok(handle)
     }
+}
+
+/// What was accepted before a crash. A file that cannot be read is work that is done again.
+async fn read_spool(
+    files: &RunFiles,
+    layout: &Arc<Layout>,
+) -> Result<Vec<(SpoolEntry, Frame)>, HiveError> {
+    let mut spool = Vec::new();
+    for name in files.spooled().await? {
+        let entry = SpoolEntry::decode(layout, &files.read_spooled(&name).await?);
+        match entry {
+            Ok((entry, frame)) if entry.name() == name => spool.push((entry, frame)),
+            _ => {
+                tracing::warn!(run = files.run(), "spooled model {name} is damaged: dropped");
+                files.unspool(&name).await?;
+            }
+        }
+    }
+    Ok(spool)
+}
+
+/// An asset is sent, kept and fetched like a shard.
+fn as_shard(asset: &AssetRef) -> ShardRef {
+    ShardRef::kept(asset.hash.clone(), 1, asset.bytes)
 }
 
 /// Whether a shard can be: nothing is known of its bytes yet.
@@ -371,12 +423,22 @@ fn provenance(spec: &RunSpec) -> Value {
 /// What a run decides by.
 fn plan(spec: &RunSpec) -> Result<Plan, String> {
     let job = &spec.job;
-    if job.run.exchange != "gradients" {
-        return Err(format!("run.exchange is `{}`; this hive knows `gradients`", job.run.exchange));
-    }
-    let policy: PolicySettings = serde_json::from_value(Value::Object(job.policy.clone()))
+    let models = exchanges_models(spec)?;
+    let mut policy: PolicySettings = serde_json::from_value(Value::Object(job.policy.clone()))
         .map_err(|error| format!("policy: {error}"))?;
+    if models {
+        policy.kind.get_or_insert_with(|| "average".to_owned());
+    }
+    let once = policy.is_once();
     let policy = policy.policy().map_err(|error| error.to_string())?;
+    if models != matches!(policy, Policy::Average { .. }) {
+        return Err(
+            "the policy `average` goes with run.exchange = \"models\", and only with it".into()
+        );
+    }
+    if !models && !job.outer.is_empty() {
+        return Err("the table `outer` is for run.exchange = \"models\"".into());
+    }
     let millis = |name: &str, seconds: f64| {
         if (0.001..=1e7).contains(&seconds) {
             Ok((seconds * 1000.0) as u64)
@@ -390,8 +452,13 @@ fn plan(spec: &RunSpec) -> Result<Plan, String> {
         None if job.run.epochs == 0 => {
             return Err("run.epochs must be 1 or more; run.steps = 0 trains until stopped".into());
         }
+        // Each worker goes through its shard so many times by itself.
+        None if once => Limit::Epochs(1),
         None => Limit::Epochs(job.run.epochs),
     };
+    if once && job.run.steps.is_some() {
+        return Err("run.steps is not for policy.rounds = \"once\": it makes one version".into());
+    }
     if job.stop.accuracy.is_some_and(|accuracy| !(0.0..=1.0).contains(&accuracy)) {
         return Err("stop.accuracy must be from 0 to 1".to_owned());
     }
@@ -401,7 +468,11 @@ fn plan(spec: &RunSpec) -> Result<Plan, String> {
     if job.stop.steps == Some(0) {
         return Err("stop.steps must be 1 or more".to_owned());
     }
-    let chunk = job.train.batch.checked_mul(job.train.every).unwrap_or(0);
+    let chunk = match job.train.batch.checked_mul(job.train.every).unwrap_or(0) {
+        0 => 0,
+        _ if once => u64::MAX,
+        chunk => chunk,
+    };
     let samples = |split| spec.manifest.split(split).iter().map(|shard| shard.samples).collect();
     let plan = Plan {
         seed: job.run.seed,
@@ -423,26 +494,35 @@ fn plan(spec: &RunSpec) -> Result<Plan, String> {
     Ok(plan)
 }
 
-/// How many versions a run will make, where that is known: schedules depend on it.
-fn total_steps(plan: &Plan) -> Option<u64> {
-    let chunks: u64 = plan.shards.iter().map(|samples| samples.div_ceil(plan.chunk)).sum();
-    let each = match plan.policy {
-        Policy::Batch { size } => chunks.div_ceil(size),
-        Policy::Async { .. } => chunks,
-        Policy::Sync { slots, .. } => chunks.div_ceil(slots),
-    };
-    match plan.limit {
-        Limit::Epochs(epochs) => Some(epochs.saturating_mul(each)),
-        Limit::Steps(steps) => Some(steps),
-        Limit::Endless => None,
-    }
-}
-
 /// The numbers of a run.
 fn model(spec: &RunSpec, frame: Frame) -> Result<Model, String> {
     let settings: OptimiserSettings =
         serde_json::from_value(Value::Object(spec.job.optimiser.clone()))
             .map_err(|error| format!("optimiser: {error}"))?;
     let plan = plan(spec)?;
-    Model::new(&spec.schema, settings, total_steps(&plan), frame)
+    let rules = if exchanges_models(spec)? {
+        let outer: OuterSettings = serde_json::from_value(Value::Object(spec.job.outer.clone()))
+            .map_err(|error| format!("outer: {error}"))?;
+        let outer = outer.optimiser().map_err(|error| error.to_string())?;
+        // With one round the schedule follows local steps, of which there is some number.
+        let local_steps = averages_once(spec).then_some(u64::MAX);
+        Rules::Models { inner: settings, outer, local_steps }
+    } else {
+        Rules::Gradients(settings)
+    };
+    Model::new(&spec.schema, rules, plan.versions(), frame)
+}
+
+fn exchanges_models(spec: &RunSpec) -> Result<bool, String> {
+    match spec.job.run.exchange.as_str() {
+        "gradients" => Ok(false),
+        "models" => Ok(true),
+        other => {
+            Err(format!("run.exchange is `{other}`; this hive knows `gradients` and `models`"))
+        }
+    }
+}
+
+fn averages_once(spec: &RunSpec) -> bool {
+    spec.job.policy.get("rounds").and_then(Value::as_str) == Some("once")
 }

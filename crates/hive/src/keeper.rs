@@ -13,9 +13,9 @@ use skep_core::{
     Millis, Notice, Policy, Readable, Request, Run, RunSnapshot, Status, Takes,
 };
 use skep_wire::{
-    Envelope, ErrorCode, Evaluated, EvaluationCounts, Event, Frame, LeaseAnswer, LeaseId,
-    LeaseKind, LeaseRequest, LeaseView, Outcome, Receipt, RunAction, RunState, RunView, Skipped,
-    Split, Version, WorkerView,
+    ContributionKind, Envelope, ErrorCode, Evaluated, EvaluationCounts, Event, Frame, LeaseAnswer,
+    LeaseId, LeaseKind, LeaseRequest, LeaseView, Outcome, Receipt, RunAction, RunState, RunView,
+    Skipped, Split, Version, WorkerView,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,9 +23,11 @@ use crate::ApiError;
 use crate::budget::Spent;
 use crate::checkpointer::{Material, Write};
 use crate::events::Events;
+use crate::history::{Made, Recorder};
 use crate::metrics::Counters;
 use crate::model::Model;
 use crate::published::Published;
+use crate::spool::{SpoolEntry, file_name, version_hash};
 
 type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 
@@ -68,6 +70,12 @@ pub(crate) enum Command {
         status: Option<Status>,
     },
     FinalWritten,
+    /// An accepted model is in the store, or could not be written there.
+    Spooled {
+        lease: LeaseId,
+        sequence: u64,
+        trouble: Option<String>,
+    },
     Trouble(String),
     /// Write a last checkpoint and end.
     Close {
@@ -121,6 +129,16 @@ struct WorkerRecord {
     recent: Recent,
 }
 
+impl WorkerRecord {
+    /// Notes that the worker is there, and that it was since it was heard of, unless that is long
+    /// ago: then it was away.
+    fn heard(&mut self, now: Millis, recorder: &Recorder) {
+        let since = now.saturating_sub(self.seen);
+        recorder.worked(if since < 60_000 { since } else { 0 });
+        self.seen = now;
+    }
+}
+
 /// Samples over the last seconds.
 #[derive(Default)]
 struct Recent {
@@ -160,6 +178,7 @@ pub(crate) struct Keeper {
     pub(crate) published: Arc<Published>,
     pub(crate) events: Arc<Events>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) recorder: Arc<Recorder>,
     pub(crate) writes: mpsc::UnboundedSender<Write>,
     pub(crate) kept: KeptState,
     pub(crate) durable: Version,
@@ -169,6 +188,14 @@ pub(crate) struct Keeper {
     shard_index: HashMap<String, Vec<(Split, usize)>>,
     waiters: Vec<Waiter>,
     held: Vec<Held>,
+    /// Accepted models whose answer waits for the store.
+    spooling: Vec<Held>,
+    /// What was spooled before the hive started.
+    spool: Vec<(SpoolEntry, Frame)>,
+    /// Files of models that are in a version, by its number, until a checkpoint has it.
+    spooled: Vec<(u64, String)>,
+    /// The hash of a version, by its number.
+    hash: Option<(u64, String)>,
     workers: BTreeMap<String, WorkerRecord>,
     recent: Recent,
     /// Loss and weight of the contributions of the round under way.
@@ -195,11 +222,13 @@ pub(crate) struct KeeperParts {
     pub(crate) published: Arc<Published>,
     pub(crate) events: Arc<Events>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) recorder: Arc<Recorder>,
     pub(crate) writes: mpsc::UnboundedSender<Write>,
     pub(crate) kept: KeptState,
     pub(crate) durable: Version,
     pub(crate) model_path: String,
     pub(crate) final_written: bool,
+    pub(crate) spool: Vec<(SpoolEntry, Frame)>,
 }
 
 impl Keeper {
@@ -219,6 +248,7 @@ impl Keeper {
             published: parts.published,
             events: parts.events,
             counters: parts.counters,
+            recorder: parts.recorder,
             writes: parts.writes,
             kept: parts.kept,
             durable: parts.durable,
@@ -228,6 +258,10 @@ impl Keeper {
             shard_index,
             waiters: Vec::new(),
             held: Vec::new(),
+            spooling: Vec::new(),
+            spool: parts.spool,
+            spooled: Vec::new(),
+            hash: None,
             workers: BTreeMap::new(),
             recent: Recent::default(),
             round_loss: (0.0, 0.0),
@@ -245,6 +279,7 @@ impl Keeper {
 
     /// Takes commands until it is closed.
     pub(crate) fn keep(mut self, commands: Receiver<Command>) {
+        self.replay();
         self.note_progress();
         loop {
             let wait = self.patience();
@@ -301,8 +336,7 @@ impl Keeper {
                 }
             }
             Command::Contribute { envelope, frame, spent, reply } => {
-                self.contribute(now, &envelope, frame, reply);
-                drop(spent);
+                self.contribute(now, &envelope, frame, spent, reply);
             }
             Command::Evaluate { envelope, counts, reply } => {
                 let _ = reply.send(self.evaluate(now, &envelope, counts));
@@ -312,7 +346,7 @@ impl Keeper {
                 if let Some(worker) = self.run.holder(lease.0)
                     && let Some(record) = self.workers.get_mut(worker)
                 {
-                    record.seen = now;
+                    record.heard(now, &self.recorder);
                 }
                 let _ = reply.send(answer.map(|millis| millis as f64 / 1000.0));
             }
@@ -339,6 +373,7 @@ impl Keeper {
             }
             Command::Written { version, status } => {
                 self.durable = self.durable.max(version);
+                self.unspool_durable();
                 if let Some(status) = status {
                     self.saved = Some((version, status));
                 }
@@ -347,6 +382,9 @@ impl Keeper {
                 self.writing = false;
                 Counters::add(&self.counters.checkpoints, 1);
                 self.events.send(Event::Checkpoint { version });
+            }
+            Command::Spooled { lease, sequence, trouble } => {
+                self.answer_spooled(now, lease, sequence, trouble);
             }
             Command::FinalWritten => {
                 self.final_written = true;
@@ -381,7 +419,7 @@ impl Keeper {
             waiting: 0.0,
             recent: Recent::default(),
         });
-        record.seen = now;
+        record.heard(now, &self.recorder);
         record.waiting = request.waiting.clamp(0.0, 1.0);
     }
 
@@ -487,13 +525,22 @@ impl Keeper {
         now: Millis,
         envelope: &Envelope,
         frame: Frame,
+        spent: Spent,
         reply: Reply<Receipt>,
     ) {
         let worker = self.run.holder(envelope.lease.0).map(str::to_owned);
         let (slot, slots, staleness) = match self.run.contribute(now, core_contribution(envelope)) {
             Ok(Accepted::New { slot, slots, staleness }) => (slot, slots, staleness),
             Ok(Accepted::Repeat) => {
-                let _ = reply.send(Ok(self.receipt(envelope)));
+                let again = |held: &Held| {
+                    (held.envelope.lease, held.envelope.sequence)
+                        == (envelope.lease, envelope.sequence)
+                };
+                if self.spooling.iter().any(again) {
+                    self.spooling.push(Held { since: now, envelope: envelope.clone(), reply });
+                } else {
+                    let _ = reply.send(Ok(self.receipt(envelope)));
+                }
                 return;
             }
             Err(refusal) => {
@@ -503,16 +550,14 @@ impl Keeper {
             }
         };
         Counters::add(&self.counters.contributions, 1);
+        let frame = Arc::new(frame);
         let mut reply = Some(reply);
-        if self.run.step_due().is_none()
+        if envelope.kind == ContributionKind::Model {
+            self.spool(now, envelope, &frame, spent, reply.take());
+        } else if self.run.step_due().is_none()
             && let Some(reply) = reply.take()
         {
-            if envelope.want.is_some() && self.run.round_is_taken() {
-                // The worker could only wait: its answer does, and then brings the version along.
-                self.held.push(Held { since: now, envelope: envelope.clone(), reply });
-            } else {
-                let _ = reply.send(Ok(self.receipt(envelope)));
-            }
+            self.answer_or_hold(Held { since: now, envelope: envelope.clone(), reply });
         }
         if let Err(message) = self.model.take(slot, slots, envelope.count, frame) {
             tracing::error!(run = self.name, "{message}");
@@ -524,7 +569,7 @@ impl Keeper {
         }
         self.recent.add(now, envelope.count);
         if let Some(record) = worker.as_deref().and_then(|name| self.workers.get_mut(name)) {
-            record.seen = now;
+            record.heard(now, &self.recorder);
             record.contributions += 1;
             record.samples += envelope.count;
             record.staleness = record.staleness * 0.9 + staleness as f64 * 0.1;
@@ -533,6 +578,120 @@ impl Keeper {
         self.step_while_due(now, worker.as_deref());
         if let Some(reply) = reply {
             let _ = reply.send(Ok(self.receipt(envelope)));
+        }
+    }
+
+    /// The worker that brought something home may have nothing to do but wait for the round: its
+    /// answer does, and then brings the version along.
+    fn answer_or_hold(&mut self, held: Held) {
+        if held.envelope.want.is_some() && self.run.round_is_taken() {
+            self.held.push(held);
+        } else {
+            let _ = held.reply.send(Ok(self.receipt(&held.envelope)));
+        }
+    }
+
+    /// Writes an accepted model to the store; its answer waits for that.
+    fn spool(
+        &mut self,
+        now: Millis,
+        envelope: &Envelope,
+        frame: &Arc<Frame>,
+        spent: Spent,
+        reply: Option<Reply<Receipt>>,
+    ) {
+        let Envelope { first, count, base, .. } = *envelope;
+        let mut entry = SpoolEntry::new(self.run.epoch(), first, count, base.number);
+        entry.loss = envelope.loss.filter(|loss| can_be_a_loss(*loss));
+        if base.number == self.run.number() {
+            entry.base_hash = self.version_hash();
+        }
+        let (lease, sequence) = (envelope.lease, envelope.sequence);
+        let frame = frame.clone();
+        let _ = self.writes.send(Write::Spool { entry, frame, spent, lease, sequence });
+        let held = reply.map(|reply| Held { since: now, envelope: envelope.clone(), reply });
+        self.spooling.extend(held);
+    }
+
+    fn answer_spooled(
+        &mut self,
+        now: Millis,
+        lease: LeaseId,
+        sequence: u64,
+        trouble: Option<String>,
+    ) {
+        if let Some(message) = trouble {
+            // It counts all the same: only a crash before the next checkpoint would cost the work.
+            Counters::add(&self.counters.checkpoint_failures, 1);
+            self.trouble = Some(message);
+        }
+        let of_this =
+            |held: &Held| (held.envelope.lease, held.envelope.sequence) == (lease, sequence);
+        let (answered, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.spooling).into_iter().partition(of_this);
+        self.spooling = others;
+        for held in answered {
+            self.answer_or_hold(Held { since: now, ..held });
+        }
+    }
+
+    /// The hash of the version now, worked out once.
+    fn version_hash(&mut self) -> String {
+        let number = self.run.number();
+        match &self.hash {
+            Some((of, hash)) if *of == number => hash.clone(),
+            _ => {
+                let hash = version_hash(self.model.current());
+                self.hash = Some((number, hash.clone()));
+                hash
+            }
+        }
+    }
+
+    /// Takes over what was accepted before a crash, as far as it fits what the checkpoint holds.
+    fn replay(&mut self) {
+        let mut spool = std::mem::take(&mut self.spool);
+        spool.sort_by_key(|(entry, _)| (entry.base, entry.first));
+        let (all, mut taken, mut dropped) = (spool.len(), 0, Vec::new());
+        for (entry, frame) in spool {
+            // Where a run promises bits, only what was made on these very bytes gives them.
+            let fits = entry.epoch == self.run.epoch()
+                && (!self.run.plan().same_bits() || entry.base_hash == self.version_hash());
+            let replayed =
+                if fits { self.run.replay(entry.first, entry.count, entry.base) } else { None };
+            let Some(Accepted::New { slot, slots, .. }) = replayed else {
+                dropped.push(entry.name());
+                continue;
+            };
+            taken += 1;
+            if let Err(message) = self.model.take(slot, slots, entry.count, Arc::new(frame)) {
+                self.run.fail_run(&message);
+            }
+            if let Some(loss) = entry.loss {
+                self.round_loss.0 += loss * entry.count as f64;
+                self.round_loss.1 += entry.count as f64;
+            }
+            self.step_while_due(0, None);
+        }
+        if all > 0 {
+            tracing::info!(run = self.name, version = %self.version(),
+                "{taken} of {all} spooled models are taken over");
+        }
+        if !dropped.is_empty() {
+            let _ = self.writes.send(Write::Unspool(dropped));
+        }
+    }
+
+    /// Deletes the models that a checkpoint holds.
+    fn unspool_durable(&mut self) {
+        let durable = self.durable.number;
+        let spooled = std::mem::take(&mut self.spooled);
+        let (done, others): (Vec<_>, Vec<_>) =
+            spooled.into_iter().partition(|(number, _)| *number <= durable);
+        self.spooled = others;
+        if !done.is_empty() {
+            let names = done.into_iter().map(|(_, name)| name).collect();
+            let _ = self.writes.send(Write::Unspool(names));
         }
     }
 
@@ -576,9 +735,14 @@ impl Keeper {
             };
             let (sum, weight) = std::mem::take(&mut self.round_loss);
             let loss = (weight > 0.0).then(|| sum / weight);
+            let epoch = self.run.epoch();
             match self.model.step(step.samples, &step.missing, damping) {
                 Ok(report) => {
                     self.run.stepped(Ok(()));
+                    if matches!(self.run.plan().policy, Policy::Average { .. }) {
+                        let names = step.members.iter().map(|it| file_name(epoch, it.first));
+                        self.spooled.extend(names.map(|name| (step.number, name)));
+                    }
                     let version = self.version();
                     self.published.publish(version, self.model.current().clone());
                     if let Some(loss) = loss {
@@ -593,6 +757,19 @@ impl Keeper {
                         rate: report.rate,
                         norm: report.norm,
                     });
+                    let staleness: u64 = step.members.iter().map(|member| member.staleness).sum();
+                    let made = Made {
+                        now,
+                        seconds: self.kept.seconds,
+                        version,
+                        samples: self.run.samples(),
+                        epoch: self.run.epoch(),
+                        loss,
+                        learning_rate: report.rate,
+                        norm: report.norm,
+                        staleness: staleness as f64 / step.members.len().max(1) as f64,
+                    };
+                    self.recorder.version(&made, || self.records(now).count() as u64);
                     self.step_line(now, worker, version, loss);
                     // A version to be measured is kept before the next one replaces it.
                     self.drain_notices(now);
@@ -750,6 +927,9 @@ impl Keeper {
         self.writing = self.writes.send(Write::Latest(material)).is_ok();
         self.last_write = now;
         if state.is_final() {
+            if matches!(self.run.plan().policy, Policy::Average { .. }) {
+                let _ = self.writes.send(Write::ClearSpool);
+            }
             self.final_written = false;
             let _ = self.writes.send(Write::Final(self.model.current().clone()));
             let seconds = self.kept.seconds;
@@ -789,6 +969,7 @@ impl Keeper {
             }
         }
         self.measured_material = None;
+        self.recorder.measured(&evaluated, self.kept.seconds);
         let accuracy = measured.accuracy.map_or(String::new(), |a| format!(", accuracy {a:.4}"));
         tracing::info!(run = self.name, %version, "{:?}: loss {:.4}{accuracy}", measured.split, measured.loss);
         self.events.send(Event::Evaluated(evaluated));
@@ -827,6 +1008,10 @@ impl Keeper {
         }
         for held in std::mem::take(&mut self.held) {
             let _ = held.reply.send(Ok(self.receipt(&held.envelope)));
+        }
+        // Nothing is acknowledged before it is in the store; what gets there is taken over later.
+        for held in std::mem::take(&mut self.spooling) {
+            let _ = held.reply.send(Err(ApiError::closing()));
         }
         if !self.is_saved() {
             let material = self.material();
@@ -886,6 +1071,7 @@ impl Keeper {
             epoch_positions: positions,
             epochs,
             steps,
+            versions: plan.versions(),
             samples: self.run.samples(),
             loss: self.kept.loss,
             rate,
@@ -904,11 +1090,14 @@ impl Keeper {
         }
     }
 
-    fn worker_views(&self, now: Millis) -> Vec<WorkerView> {
+    /// The workers heard of lately.
+    fn records(&self, now: Millis) -> impl Iterator<Item = (&String, &WorkerRecord)> {
         let lately = 6 * self.run.plan().lease.silence;
-        self.workers
-            .iter()
-            .filter(|(_, record)| now.saturating_sub(record.seen) < lately)
+        self.workers.iter().filter(move |(_, record)| now.saturating_sub(record.seen) < lately)
+    }
+
+    fn worker_views(&self, now: Millis) -> Vec<WorkerView> {
+        self.records(now)
             .map(|(name, record)| WorkerView {
                 name: name.clone(),
                 engine: record.engine.clone(),

@@ -35,12 +35,27 @@ struct Brought {
     values: Vec<Vec<u8>>,
 }
 
+/// How versions are made of what comes in.
+pub(crate) enum Rules {
+    /// Mean gradients, by this optimiser.
+    Gradients(OptimiserSettings),
+    /// Differences, which workers made with `inner`, by `outer`.
+    Models {
+        inner: OptimiserSettings,
+        outer: OptimiserSettings,
+        /// How long the workers' schedule is, where it does not follow the versions.
+        local_steps: Option<u64>,
+    },
+}
+
 /// The parameters of a run and how they move.
 pub(crate) struct Model {
     schema: Schema,
     pub(crate) gradient_layout: Arc<Layout>,
     pub(crate) narrow_gradient_layout: Arc<Layout>,
     optimiser: Optimiser,
+    /// 1 where gradients come in; -1 where differences do, which point the other way.
+    direction: f32,
     current: Arc<Frame>,
     sum: Sum,
     brought: Vec<Brought>,
@@ -49,7 +64,7 @@ pub(crate) struct Model {
 impl Model {
     pub(crate) fn new(
         schema: &Schema,
-        settings: OptimiserSettings,
+        rules: Rules,
         total_steps: Option<u64>,
         current: Frame,
     ) -> Result<Self, String> {
@@ -71,16 +86,26 @@ impl Model {
             }
         }
         let groups: Vec<_> = segments.iter().map(|segment| segment.group.clone()).collect();
-        settings
-            .validate_groups(groups.iter().map(String::as_str))
-            .map_err(|error| error.to_string())?;
-        let optimiser =
-            Optimiser::new(settings, segments, total_steps).map_err(|error| error.to_string())?;
+        let make = |settings: OptimiserSettings, segments: Vec<Segment>, total| {
+            settings.validate_groups(groups.iter().map(String::as_str))?;
+            Optimiser::new(settings, segments, total)
+        };
+        let (optimiser, direction) = match rules {
+            Rules::Gradients(settings) => (make(settings, segments, total_steps), 1.0),
+            Rules::Models { inner, outer, local_steps } => {
+                // The workers' own optimiser is checked here, before any of them starts.
+                make(inner, segments.clone(), local_steps.or(total_steps))
+                    .map_err(|error| error.to_string())?;
+                (make(outer, segments, total_steps), -1.0)
+            }
+        };
+        let optimiser = optimiser.map_err(|error| error.to_string())?;
         Ok(Self {
             schema: schema.clone(),
             gradient_layout,
             narrow_gradient_layout,
             optimiser,
+            direction,
             current: Arc::new(current),
             sum: Sum::Nothing,
             brought: Vec::new(),
@@ -99,13 +124,14 @@ impl Model {
         self.optimiser.restore(state).map_err(|error| error.to_string())
     }
 
-    /// Takes an accepted contribution: the mean gradient of `samples` samples.
+    /// Takes an accepted contribution: the mean gradient of `samples` samples, or what training on
+    /// them changed.
     pub(crate) fn take(
         &mut self,
         slot: u64,
         slots: Option<u64>,
         samples: u64,
-        frame: Frame,
+        frame: Arc<Frame>,
     ) -> Result<(), String> {
         self.keep_buffers(slot, samples, &frame);
         let weight = samples as f32;
@@ -119,7 +145,7 @@ impl Model {
                 push(&mut tree, slot, weight, &frame)?;
                 Sum::Tree(tree)
             }
-            (Sum::Nothing, _) => Sum::One(frame, samples),
+            (Sum::Nothing, _) => Sum::One(Arc::unwrap_or_clone(frame), samples),
             (Sum::One(mut first, count), _) => {
                 scale(first.floats_mut(), count as f32);
                 add_scaled(first.floats_mut(), frame.floats(), weight);
@@ -157,10 +183,10 @@ impl Model {
         damping: f64,
     ) -> Result<StepReport, String> {
         let brought = std::mem::take(&mut self.brought);
-        let weighted = (damping / samples as f64) as f32;
+        let weighted = (damping / samples as f64) as f32 * self.direction;
         let (sum, factor) = match std::mem::replace(&mut self.sum, Sum::Nothing) {
             Sum::Nothing => return Err("nothing has come in".to_owned()),
-            Sum::One(frame, _) => (Gradient::Frame(frame), damping as f32),
+            Sum::One(frame, _) => (Gradient::Frame(frame), damping as f32 * self.direction),
             Sum::Running(frame) => (Gradient::Frame(frame), weighted),
             Sum::Tree(mut tree) => {
                 let length = self.gradient_layout.float_bytes().len() / 4;

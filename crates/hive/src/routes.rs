@@ -4,8 +4,10 @@ mod address;
 mod contributions;
 mod keys;
 mod leases;
+mod page;
 mod parameters;
 mod probes;
+mod progress;
 mod runs;
 mod shards;
 mod streams;
@@ -25,8 +27,10 @@ use crate::{Access, ApiError, Hive};
 pub(crate) use contributions::*;
 pub(crate) use keys::*;
 pub(crate) use leases::*;
+pub(crate) use page::*;
 pub(crate) use parameters::*;
 pub(crate) use probes::*;
+pub(crate) use progress::*;
 pub(crate) use runs::*;
 pub(crate) use shards::*;
 pub(crate) use streams::*;
@@ -34,6 +38,7 @@ pub(crate) use streams::*;
 /// The whole server as a router, callable from tests.
 pub fn app(hive: Arc<Hive>) -> Router {
     Router::new()
+        .route("/", get(live_page))
         .route("/v1/runs", get(list_runs).post(create_run))
         .route("/v1/runs/{run}", get(show_run).patch(change_run).delete(delete_run))
         .route("/v1/runs/{run}/parameters", get(get_parameters))
@@ -42,6 +47,8 @@ pub fn app(hive: Arc<Hive>) -> Router {
         .route("/v1/runs/{run}/contributions", post(contribute))
         .route("/v1/runs/{run}/shards/{shard}", get(get_shard))
         .route("/v1/runs/{run}/events", get(follow_events))
+        .route("/v1/runs/{run}/history", get(get_history))
+        .route("/v1/runs/{run}/progress", get(get_progress))
         .route("/v1/runs/{run}/logs", get(get_logs).post(post_logs))
         .route("/v1/shards/{shard}", put(put_shard))
         .route("/v1/keys", post(create_key))

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::ApiError;
 use crate::events::Events;
+use crate::history::Recorder;
 use crate::keeper::Command;
 use crate::metrics::Counters;
 use crate::published::Published;
@@ -21,6 +22,7 @@ pub(crate) struct RunHandle {
     pub(crate) published: Arc<Published>,
     pub(crate) events: Arc<Events>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) recorder: Arc<Recorder>,
     /// By hash or name.
     pub(crate) shards: HashMap<String, ShardRef>,
     pub(crate) commands: Sender<Command>,

@@ -22,11 +22,13 @@ fn with_keys() -> Settings {
 /// What a route needs; `None` for everyone. A route that is not here fails the tests.
 fn needed(method: &str, path: &str) -> Option<&'static str> {
     match (method, path) {
-        ("get", "/healthz" | "/readyz" | "/openapi.json") => None,
+        // The page is the same for everyone; what it shows it asks for, with a key.
+        ("get", "/" | "/healthz" | "/readyz" | "/openapi.json") => None,
         ("get", "/metrics" | "/v1/runs" | "/v1/runs/{run}") => Some("reader"),
         ("get", "/v1/runs/{run}/parameters" | "/v1/runs/{run}/events" | "/v1/runs/{run}/logs") => {
             Some("reader")
         }
+        ("get", "/v1/runs/{run}/history" | "/v1/runs/{run}/progress") => Some("reader"),
         ("get", "/v1/runs/{run}/shards/{shard}") => Some("worker"),
         (
             "post",

@@ -3,8 +3,9 @@
 
 mod support;
 
+use bytes::Bytes;
 use serde_json::{Value, json};
-use skep_wire::{ErrorCode, Frame, LeaseAnswer, LeaseKind, RunSpec, ShardRef, Split};
+use skep_wire::{AssetRef, ErrorCode, Frame, LeaseAnswer, LeaseKind, RunSpec, ShardRef, Split};
 use support::{RunSetup, TestHive, envelope};
 
 /// A run with 8 named and 4 kept samples to train on, and named ones to measure on.
@@ -137,4 +138,40 @@ async fn names_and_counts_that_cannot_be_are_refused() {
     hive.work(&run, &lease, &run.gradient(-1.0)).await;
     hive.call(http::Method::PATCH, "/v1/runs/bees").json(&json!({ "action": "finish" })).ok().await;
     assert_eq!(hive.lease("bees", "bee").await.kind, LeaseKind::Evaluate);
+}
+
+/// What a model needs besides its parameters is kept as it is and fetched like a shard.
+#[tokio::test(flavor = "multi_thread")]
+async fn assets_are_kept_beside_the_model_and_fetched_like_shards() {
+    let hive = TestHive::open().await;
+    let run = RunSetup::new("bees", 2);
+    let words = Bytes::from_static(b"{\"words\":[]}");
+    let hash = skep_data::shard_hash(&words);
+    let asset = |name: &str| AssetRef { name: name.to_owned(), hash: hash.clone(), bytes: 12 };
+    let attempt = async |assets: Vec<AssetRef>| {
+        let (mut spec, frame) = run.build();
+        for (samples, shard) in run.train.iter().zip(&spec.manifest.train) {
+            hive.hive.put_shard(&shard.hash, support::shard(*samples)).await.expect("is kept");
+        }
+        spec.manifest.assets = assets;
+        hive.hive.create(spec, frame.as_bytes()).await.map_err(|error| error.0.message)
+    };
+    let error = attempt(vec![asset("vocabulary.json")]).await.expect_err("not sent yet");
+    assert!(error.contains(&hash) && error.contains("not in the store"), "{error}");
+    hive.hive.put_shard(&hash, words.clone()).await.expect("is kept");
+    let twice = vec![asset("a"), asset("a")];
+    for bad in [vec![asset("../key")], vec![asset("")], twice, vec![asset("a"); 17]] {
+        let error = attempt(bad).await.expect_err("no such name");
+        assert!(error.contains("at most 16 assets"), "{error}");
+    }
+    attempt(vec![asset("vocabulary.json")]).await.expect("is created");
+    let hive = hive.restart().await;
+    let view: Value = hive.get("/v1/runs/bees").ok().await.json();
+    assert_eq!(view["manifest"]["assets"][0]["name"], "vocabulary.json");
+    let fetched = hive.get(&format!("/v1/runs/bees/shards/{hash}")).ok().await;
+    assert_eq!(fetched.body, words);
+    let files = skep_data::RunFiles::new(hive.hive.store().clone(), "bees").expect("a name");
+    assert_eq!(files.asset("vocabulary.json").await.expect("reads"), Some(words));
+    assert_eq!(files.asset("other.json").await.expect("reads"), None);
+    assert!(files.asset("../run.json").await.is_err());
 }

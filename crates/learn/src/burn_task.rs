@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use serde_json::{Map, Value};
 use skep_data::{Dataset, Table};
 use skep_wire::{EvaluationCounts, Frame, Job, Layout, Schema};
 
 use crate::state::State;
 use crate::threads;
-use crate::{Compute, LearnError, Task};
+use crate::{Compute, Inference, LearnError, Task};
 
 /// A task whose model is a Burn module; wrap it in [`Burn`] to get a [`Task`].
 pub trait BurnTask: Clone + Send + Sync + 'static {
@@ -26,6 +27,22 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
 
     /// Settings that give good results without a flag; `model.kind` is filled in.
     fn defaults(&self) -> Job;
+
+    /// Other names that `skep train NAME` finds it by.
+    fn aliases(&self) -> &[&str] {
+        &[]
+    }
+
+    /// The task with the settings of `model.settings`. One without any refuses them.
+    fn configured(&self, settings: &Map<String, Value>) -> Result<Self, LearnError> {
+        match settings.keys().next() {
+            None => Ok(self.clone()),
+            Some(name) => Err(LearnError::Setting {
+                model: self.name().to_owned(),
+                reason: format!("there is no `{name}`; it has none"),
+            }),
+        }
+    }
 
     /// Opens the data.
     fn dataset(&self, source: &str) -> Result<Dataset, LearnError>;
@@ -48,6 +65,26 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
         batch: &Table,
         device: &Device,
     ) -> Result<EvaluationCounts, LearnError>;
+
+    /// What the trained model can be asked; goes with [`BurnTask::infer`].
+    fn inference(&self, _job: &Job) -> Option<Inference> {
+        None
+    }
+
+    /// A batch with a row per text, for a model that takes texts.
+    fn encode(&self, _job: &Job, _texts: &[String]) -> Result<Table, LearnError> {
+        Err(LearnError::NoInference(self.name().to_owned()))
+    }
+
+    /// The scores `[batch, classes]` of a batch without labels; the model records no graph here.
+    fn infer(
+        &self,
+        _model: &Self::Model,
+        _batch: &Table,
+        _device: &Device,
+    ) -> Result<Tensor<2>, LearnError> {
+        Err(LearnError::NoInference(self.name().to_owned()))
+    }
 }
 
 /// Makes a [`Task`] of a [`BurnTask`].
@@ -69,13 +106,26 @@ impl<T: BurnTask> Task for Burn<T> {
         job
     }
 
-    fn dataset(&self, source: &str) -> Result<Dataset, LearnError> {
-        self.0.dataset(source)
+    fn aliases(&self) -> &[&str] {
+        self.0.aliases()
     }
 
-    fn compute(&self, _job: &Job) -> Result<Box<dyn Compute>, LearnError> {
+    fn dataset(&self, job: &Job) -> Result<Dataset, LearnError> {
+        self.0.configured(&job.model.settings)?.dataset(&job.data.source)
+    }
+
+    fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError> {
         threads::use_one();
-        Ok(Box::new(BurnCompute::new(self.0.clone(), Device::flex())?))
+        let task = self.0.configured(&job.model.settings)?;
+        Ok(Box::new(BurnCompute::new(task, Device::flex())?))
+    }
+
+    fn inference(&self, job: &Job) -> Option<Inference> {
+        self.0.inference(job)
+    }
+
+    fn encode(&self, job: &Job, texts: &[String]) -> Result<Table, LearnError> {
+        self.0.encode(job, texts)
     }
 }
 
@@ -126,6 +176,13 @@ impl<T: BurnTask> BurnCompute<T> {
 
     fn model(&self) -> &T::Model {
         self.model.as_ref().expect("a load puts the model back")
+    }
+
+    fn valid(&mut self) -> &T::Model {
+        if self.valid.is_none() {
+            self.valid = Some(self.model().valid());
+        }
+        self.valid.as_ref().expect("made above")
     }
 }
 
@@ -204,10 +261,13 @@ impl<T: BurnTask> Compute for BurnCompute<T> {
     }
 
     fn evaluate(&mut self, batch: &Table) -> Result<EvaluationCounts, LearnError> {
-        if self.valid.is_none() {
-            self.valid = Some(self.model().valid());
-        }
-        let valid = self.valid.as_ref().expect("made above");
-        self.task.evaluate(valid, batch, &self.device)
+        let (task, device) = (self.task.clone(), self.device.clone());
+        task.evaluate(self.valid(), batch, &device)
+    }
+
+    fn infer(&mut self, batch: &Table) -> Result<Vec<f32>, LearnError> {
+        let (task, device) = (self.task.clone(), self.device.clone());
+        let scores = task.infer(self.valid(), batch, &device)?.into_data();
+        Ok(scores.iter::<f32>().collect())
     }
 }

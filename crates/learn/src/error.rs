@@ -36,6 +36,17 @@ pub enum LearnError {
         /// What is in the way.
         reason: String,
     },
+    /// A setting of the model's own that cannot be.
+    #[error("model.settings of `{model}`: {reason}")]
+    Setting {
+        /// Which model.
+        model: String,
+        /// What is wrong, and what there is.
+        reason: String,
+    },
+    /// The model is trained, but says nothing about new samples.
+    #[error("the model `{0}` cannot be asked: its task has no inference")]
+    NoInference(String),
     /// The numbers left the range of floats.
     #[error("the loss is {0}: the model diverged")]
     NotFinite(f64),

@@ -22,10 +22,15 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 mod convolution;
 mod lanes;
 mod linear;
+mod recurrent;
+mod words;
 
 use convolution::Sizes;
 use lanes::Packed;
 use linear::Matrix;
+
+pub use recurrent::{Direction, GruWeights, RecurrentOps, gru};
+pub use words::{WordOps, mean_of_words};
 
 type Primitive = FloatTensor<Flex>;
 

@@ -13,13 +13,16 @@ pub mod fused;
 pub mod models;
 pub mod random;
 pub mod threads;
+pub mod tokens;
 
 mod burn_task;
 mod error;
+mod inference;
 mod state;
 mod task;
 
 pub use burn_task::{Burn, BurnTask};
 pub use error::LearnError;
+pub use inference::{ImageForm, Inference, Input};
 pub use models::tasks;
 pub use task::{Compute, Task};

@@ -5,8 +5,15 @@ use std::sync::Arc;
 use crate::{Burn, Task};
 
 pub mod lenet5;
+pub mod text;
+pub mod text_average;
+pub mod text_bigru;
 
 /// Every task that a worker of this build knows.
 pub fn tasks() -> Vec<Arc<dyn Task>> {
-    vec![Arc::new(Burn(lenet5::LeNet5))]
+    vec![
+        Arc::new(Burn(lenet5::LeNet5)),
+        Arc::new(Burn(text_average::TextAverage::default())),
+        Arc::new(Burn(text_bigru::TextBigru::default())),
+    ]
 }

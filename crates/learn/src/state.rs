@@ -28,6 +28,10 @@ enum Start {
     Own,
 }
 
+/// Keras' bound for embeddings. PyTorch's standard normal drowns a mean over hundreds of words in
+/// noise that a few epochs do not take away.
+const WORD_BOUND: f32 = 0.05;
+
 /// One float tensor of the module.
 #[derive(Clone, Debug)]
 struct Slot {
@@ -247,6 +251,9 @@ impl ModuleVisitor for Walk {
             ("Embedding", "weight") => Start::Normal,
             ("Linear", "weight" | "bias") => Start::Uniform(uniform),
             (layer, "weight" | "bias") if layer.starts_with("Conv") => Start::Uniform(uniform),
+            ("WordVectors", "weight") => Start::Uniform(WORD_BOUND),
+            // Three gates lie one above the other.
+            ("BidirectionalGru", _) => Start::Uniform((3.0 / shape[0] as f64).sqrt() as f32),
             _ => Start::Own,
         };
         self.slots.push(Slot {

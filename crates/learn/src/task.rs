@@ -6,7 +6,7 @@
 use skep_data::{Dataset, Table};
 use skep_wire::{EvaluationCounts, Frame, Job, Schema};
 
-use crate::LearnError;
+use crate::{Inference, LearnError};
 
 /// A model tied to its data, by name: what `skep train NAME` looks up.
 pub trait Task: Send + Sync {
@@ -19,11 +19,28 @@ pub trait Task: Send + Sync {
     /// Settings that give good results without a flag.
     fn defaults(&self) -> Job;
 
-    /// Opens the data: a built-in name or a folder.
-    fn dataset(&self, source: &str) -> Result<Dataset, LearnError>;
+    /// Other names that `skep train NAME` finds it by; several tasks may share one, and the first
+    /// is meant unless a model is named too.
+    fn aliases(&self) -> &[&str] {
+        &[]
+    }
+
+    /// Opens the data that a job names: a built-in name, a folder or a file.
+    fn dataset(&self, job: &Job) -> Result<Dataset, LearnError>;
 
     /// Builds the model for one worker.
     fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError>;
+
+    /// What the trained model can be asked; `None` where it is not for asking.
+    fn inference(&self, _job: &Job) -> Option<Inference> {
+        None
+    }
+
+    /// A batch with a row per text, for a model that takes texts: the place of its tokeniser and
+    /// vocabulary.
+    fn encode(&self, _job: &Job, _texts: &[String]) -> Result<Table, LearnError> {
+        Err(LearnError::NoInference(self.name().to_owned()))
+    }
 }
 
 /// The numbers of one worker: parameters in, gradients and counts out. It computes on the thread
@@ -57,4 +74,10 @@ pub trait Compute: Send {
 
     /// Sums over the batch, with the model in its evaluation mode.
     fn evaluate(&mut self, batch: &Table) -> Result<EvaluationCounts, LearnError>;
+
+    /// The scores (logits) of every class for every row, row by row, with the model in its
+    /// evaluation mode. The batch needs no labels.
+    fn infer(&mut self, _batch: &Table) -> Result<Vec<f32>, LearnError> {
+        Err(LearnError::NoInference("of this task".to_owned()))
+    }
 }

@@ -34,7 +34,7 @@ fn rows(table: &Table, range: std::ops::Range<usize>) -> Table {
 
 #[test]
 fn it_learns_digits_within_one_epoch() {
-    let data = task().dataset("mnist").expect("built in");
+    let data = task().dataset(&task().defaults()).expect("built in");
     let mut compute = compute();
     let mut parameters = compute.initial(0).expect("draws");
     let mut gradient = gradient_of(compute.as_ref());
@@ -62,7 +62,7 @@ fn it_learns_digits_within_one_epoch() {
 
 #[test]
 fn the_same_batch_gives_the_same_bits() {
-    let data = task().dataset("mnist").expect("built in");
+    let data = task().dataset(&task().defaults()).expect("built in");
     // 29 does not divide into vectors.
     let batch = rows(&data.train, 0..29);
     let run = || {
@@ -83,7 +83,7 @@ fn the_same_batch_gives_the_same_bits() {
 
 #[test]
 fn memory_stays_flat() {
-    let data = task().dataset("mnist").expect("built in");
+    let data = task().dataset(&task().defaults()).expect("built in");
     let batch = rows(&data.train, 0..16);
     let mut compute = compute();
     let mut gradient = gradient_of(compute.as_ref());

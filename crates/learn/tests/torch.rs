@@ -34,15 +34,41 @@ fn batch() -> Table {
     .expect("a good table")
 }
 
-fn agree(task: &dyn Task, expected: &[u8]) {
-    let mut compute = task.compute(&task.defaults()).expect("a good model");
+/// Texts of different lengths, in words 1 to 49.
+fn texts() -> Table {
+    let mut generator = Generator::of(7, "tokens");
+    let mut rows: Vec<u16> = Vec::new();
+    for length in [12, 1, 5, 12, 3, 7, 2, 9] {
+        let end = rows.len() + 12;
+        rows.extend((0..length).map(|_| 1 + (generator.bits() % 49) as u16));
+        rows.resize(end, 0);
+    }
+    Table::new(vec![
+        Column {
+            name: "tokens".to_owned(),
+            dtype: Dtype::U16,
+            shape: vec![12],
+            bytes: rows.into_iter().flat_map(u16::to_le_bytes).collect(),
+        },
+        Column {
+            name: "label".to_owned(),
+            dtype: Dtype::U8,
+            shape: Vec::new(),
+            bytes: (0..8).map(|row| row % 2).collect(),
+        },
+    ])
+    .expect("a good table")
+}
+
+fn agree(task: &dyn Task, job: &Job, batch: &Table, expected: &[u8]) {
+    let mut compute = task.compute(job).expect("a good model");
     let layout = Arc::new(Layout::of_gradient(compute.schema(), Encoding::F32).expect("lays out"));
     let theirs = Frame::read(&layout, expected).expect("the same tensors as PyTorch");
     let metadata = FrameView::parse(expected).expect("a good file").metadata;
     let mut ours = Frame::zeros(layout.clone());
     compute.load(&compute.initial(7).expect("draws")).expect("loads");
-    let counts = compute.evaluate(&batch()).expect("evaluates");
-    let loss = compute.gradient(&batch(), 0, &mut ours).expect("computes");
+    let counts = compute.evaluate(batch).expect("evaluates");
+    let loss = compute.gradient(batch, 0, &mut ours).expect("computes");
 
     let expected: f64 = metadata["loss"].parse().expect("a number");
     assert!((loss - expected).abs() < 1e-5 * expected, "loss {loss}, PyTorch {expected}");
@@ -73,12 +99,43 @@ fn agree(task: &dyn Task, expected: &[u8]) {
 #[test]
 fn lenet5_computes_what_pytorch_computes() {
     let task = Burn(models::lenet5::LeNet5);
-    agree(&task, include_bytes!("fixtures/lenet5.safetensors"));
+    agree(&task, &task.defaults(), &batch(), include_bytes!("fixtures/lenet5.safetensors"));
     let compute = task.compute(&task.defaults()).expect("a good model");
     assert_eq!(compute.schema().trainable_elements(), 61_706);
     let shape = |name: &str| compute.schema().get(name).map(|tensor| tensor.shape.clone());
     assert_eq!(shape("conv2.weight"), Some(vec![16, 6, 5, 5]));
     assert_eq!(shape("fc1.weight"), Some(vec![120, 400]));
+}
+
+fn small(task: &dyn Task, settings: &[(&str, u64)]) -> Job {
+    let mut job = task.defaults();
+    job.model.settings =
+        settings.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+    job
+}
+
+#[test]
+fn text_average_computes_what_pytorch_computes() {
+    let task = Burn(models::text_average::TextAverage::default());
+    let job = small(&task, &[("words", 50), ("length", 12), ("dimension", 6)]);
+    agree(&task, &job, &texts(), include_bytes!("fixtures/text-average.safetensors"));
+}
+
+#[test]
+fn text_bigru_computes_what_pytorch_computes() {
+    let task = Burn(models::text_bigru::TextBigru::default());
+    let sizes = [("words", 50), ("length", 12), ("dimension", 6), ("hidden", 5)];
+    let job = small(&task, &sizes);
+    agree(&task, &job, &texts(), include_bytes!("fixtures/text-bigru.safetensors"));
+    let compute = task.compute(&job).expect("a good model");
+    let shape = |name: &str| compute.schema().get(name).map(|tensor| tensor.shape.clone());
+    assert_eq!(shape("gru2.weight_ih_l0_reverse"), Some(vec![15, 10]));
+    for (name, value, part) in
+        [("wrods", 5, "`wrods`"), ("words", 2, "3 to 65536"), ("hidden", 0, "1 to 4096")]
+    {
+        let error = task.compute(&small(&task, &[(name, value)])).err().expect("a mistake");
+        assert!(error.to_string().contains(part), "{error}");
+    }
 }
 
 #[derive(Module, Debug)]
@@ -158,7 +215,7 @@ impl BurnTask for Normed {
 #[test]
 fn a_batch_norm_computes_what_pytorch_computes() {
     let task = Burn(Normed);
-    agree(&task, include_bytes!("fixtures/normed.safetensors"));
+    agree(&task, &task.defaults(), &batch(), include_bytes!("fixtures/normed.safetensors"));
     let compute = task.compute(&task.defaults()).expect("a good model");
     let role = |name: &str| compute.schema().get(name).map(|tensor| tensor.role.clone());
     assert_eq!(role("norm.weight"), Some(Role::trainable()));

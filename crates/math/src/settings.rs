@@ -278,6 +278,19 @@ impl OptimiserSettings {
         }
     }
 
+    /// These settings as they are at one step of a run of `total` steps, and constant from there on:
+    /// for local training, during which the schedule stands still.
+    #[must_use]
+    pub fn at(&self, step: u64, total: Option<u64>) -> Self {
+        let factor = self.schedule.factor(step, total);
+        let mut settings = Self { schedule: Schedule::default(), ..self.clone() };
+        settings.rate *= factor;
+        for group in settings.groups.values_mut() {
+            group.rate = group.rate.map(|rate| rate * factor);
+        }
+        settings
+    }
+
     /// A group's rate, before the schedule, and its weight decay.
     pub(crate) fn resolve(&self, group: &str) -> (f64, f64) {
         let own = self.groups.get(group);
@@ -346,6 +359,19 @@ mod tests {
         assert_eq!(settings.resolve("head"), (1.0, 0.0));
         assert_eq!(settings.resolve("body"), (1.0, 0.1));
         assert_eq!(settings.resolve("other"), (0.5, 0.0));
+    }
+
+    #[test]
+    fn settings_at_a_step_have_its_rates() {
+        let settings = read(
+            r#"{"rate":0.5,"schedule":{"kind":"step","every":10},
+                "groups":{"head":{"rate_factor":2.0},"body":{"rate":1}}}"#,
+        );
+        let then = settings.at(10, None);
+        assert_eq!(then.schedule, Schedule::default());
+        assert_eq!(then.resolve("other").0, 0.05);
+        assert_eq!(then.resolve("head").0, 0.1);
+        assert_eq!(then.resolve("body").0, 0.1);
     }
 
     #[test]

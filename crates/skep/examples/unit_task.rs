@@ -75,9 +75,10 @@ impl Task for UnitTask {
         job
     }
 
-    fn dataset(&self, source: &str) -> Result<Dataset, LearnError> {
+    fn dataset(&self, job: &Job) -> Result<Dataset, LearnError> {
+        let source = &job.data.source;
         let train = numbered(samples(source)?)?;
-        Ok(Dataset { source: source.to_owned(), train, test: numbered(16)? })
+        Ok(Dataset { source: source.to_owned(), train, test: numbered(16)?, assets: vec![] })
     }
 
     fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError> {

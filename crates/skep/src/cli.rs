@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use skep_learn::Task;
 
-use crate::commands::{hive, key, logs, run, status, train, worker};
+use crate::commands::{hive, key, logs, run, serve, status, train, watch, worker};
 use crate::failure::Failure;
 use crate::logging::{self, LogFlags};
 
@@ -30,8 +30,12 @@ enum Command {
     Worker(worker::WorkerFlags),
     /// Create, list, show, pause, resume, finish, stop or delete runs of a hive
     Run(run::RunFlags),
+    /// Answer questions with a trained model, over HTTP and on a page
+    Serve(Box<serve::ServeFlags>),
     /// Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
     Status(status::StatusFlags),
+    /// Watch a run until it ends: progress, loss, workers, events
+    Watch(watch::WatchFlags),
     /// Show what a run's workers said
     Logs(logs::LogsFlags),
     /// Make, issue and revoke keys
@@ -61,11 +65,14 @@ pub fn main(tasks: Vec<Arc<dyn Task>>) -> ExitCode {
 
 fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
     let usual = match &cli.command {
-        Command::Hive(_) | Command::Worker(_) => "info",
+        Command::Hive(_) | Command::Worker(_) | Command::Serve(_) => "info",
         _ => "error",
     };
     logging::start(&cli.log, usual)?;
-    if !matches!(cli.command, Command::Hive(_) | Command::Worker(_) | Command::Train(_)) {
+    if !matches!(
+        cli.command,
+        Command::Hive(_) | Command::Worker(_) | Command::Train(_) | Command::Serve(_)
+    ) {
         // A command that only prints ends quietly when nobody reads on, as with `| head`.
         // SAFETY: the default action of a signal needs no handler to be sound.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
@@ -75,7 +82,9 @@ fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
         Command::Hive(flags) => hive::hive(*flags, &tasks, cli.log.log_format),
         Command::Worker(flags) => worker::worker(flags, tasks),
         Command::Run(flags) => run::run(flags, &tasks),
+        Command::Serve(flags) => serve::serve(*flags, &tasks),
         Command::Status(flags) => status::status(&flags),
+        Command::Watch(flags) => watch::watch(&flags),
         Command::Logs(flags) => logs::logs(&flags),
         Command::Key(flags) => key::key(flags),
     }

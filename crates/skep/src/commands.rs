@@ -4,6 +4,8 @@ pub(crate) mod hive;
 pub(crate) mod key;
 pub(crate) mod logs;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod train;
+pub(crate) mod watch;
 pub(crate) mod worker;

@@ -5,6 +5,7 @@ use std::fmt;
 
 use skep_data::DataError;
 use skep_hive::{ApiError, HiveError};
+use skep_serve::ServeError;
 use skep_wire::ErrorCode;
 use skep_worker::{ClientError, WorkerError};
 
@@ -112,6 +113,18 @@ impl From<ClientError> for Failure {
             ClientError::Unreachable { .. } => Self::fault(error.to_string())
                 .hint("start one with `skep hive`, or give its address with --hive or SKEP_HIVE"),
             other => Self::fault(other.to_string()),
+        }
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Model { message, hint } => Self::mistake(message).hint(hint),
+            ServeError::Data(error) => error.into(),
+            ServeError::Learn(error) => error.into(),
+            ServeError::Client(error) => error.into(),
+            other => Self::fault(causes(&other)),
         }
     }
 }

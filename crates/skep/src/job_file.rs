@@ -11,12 +11,19 @@ use skep_wire::Job;
 
 use crate::failure::Failure;
 
+/// Local steps per model, unless told otherwise.
+const LOCAL_STEPS: u64 = 32;
+
 /// Settings that can be given on the command line.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct JobFlags {
-    /// A folder with the data (for MNIST and the like: the four idx files, .gz or raw)
-    #[arg(long, value_name = "DIR")]
+    /// A folder or file with the data (for MNIST and the like: the four idx files, .gz or raw; for
+    /// reviews: a folder, .tar.gz, .csv, .jsonl or .npz)
+    #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<String>,
+    /// The model, where a task has several: text-average or text-bigru for imdb
+    #[arg(long, value_name = "KIND")]
+    pub(crate) model: Option<String>,
     /// How often each sample is used
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     pub(crate) epochs: Option<u64>,
@@ -32,7 +39,13 @@ pub(crate) struct JobFlags {
     /// The learning rate
     #[arg(long, value_name = "RATE")]
     pub(crate) rate: Option<f64>,
-    /// How contributions become versions: batch:4, async, async:max_staleness=2, sync:4
+    /// What workers bring home: gradients or models
+    #[arg(long, value_name = "EXCHANGE")]
+    pub(crate) exchange: Option<String>,
+    /// How the average of models becomes the next version: none, sgd or nesterov (DiLoCo)
+    #[arg(long, value_name = "KIND")]
+    pub(crate) outer: Option<String>,
+    /// How contributions become versions: batch:4, async, async:max_staleness=2, sync:4, average:4
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Option<String>,
     /// sgd, adam, adamw or rmsprop
@@ -79,11 +92,21 @@ pub(crate) fn read(
     let file = if is_file { read_file(what)? } else { Map::new() };
     let kind = file.get("model").and_then(|model| model.get("kind")).and_then(Value::as_str);
     let source = file.get("data").and_then(|data| data.get("source")).and_then(Value::as_str);
-    let task = if is_file { find(tasks, kind.or(source)) } else { find(tasks, Some(what)) };
-    let task = task.ok_or_else(|| {
-        let wanted = if is_file { kind.or(source).unwrap_or_default() } else { what };
-        unknown(wanted, tasks)
-    })?;
+    let model = flags.model.as_deref();
+    let wanted = if is_file { model.or(kind).or(source) } else { Some(what) };
+    let named = find(tasks, wanted);
+    let task = match (named.first(), model) {
+        (None, _) => return Err(unknown(wanted.unwrap_or_default(), tasks)),
+        (Some(first), None) => first,
+        (Some(_), Some(model)) => {
+            let of_model = named.iter().find(|task| task.name() == model);
+            of_model.ok_or_else(|| {
+                let models: Vec<_> = named.iter().map(|task| task.name()).collect();
+                Failure::mistake(format!("`{}` has no model `{model}`", wanted.unwrap_or(what)))
+                    .hint(format!("it has {}", models.join(", ")))
+            })?
+        }
+    };
     let mut settings = serde_json::to_value(task.defaults()).unwrap_or_default();
     if !is_file {
         settings["run"]["name"] = Value::Null;
@@ -98,6 +121,15 @@ pub(crate) fn read(
     {
         optimiser.remove("schedule");
     }
+    // Who averages, or has an outer optimiser, exchanges models; who does that averages.
+    let averages = given("/policy/kind") == Some(&json!("average")) || given("/outer").is_some();
+    let exchange = given("/run/exchange").cloned();
+    let exchange = exchange.or_else(|| averages.then(|| json!("models")));
+    if exchange == Some(json!("models")) {
+        settings["run"]["exchange"] = json!("models");
+        settings["policy"] = json!({ "kind": "average" });
+        settings["train"]["every"] = json!(LOCAL_STEPS);
+    }
     merge(&mut settings, file);
     merge(&mut settings, overrides);
     settings["model"]["kind"] = json!(task.name());
@@ -105,6 +137,9 @@ pub(crate) fn read(
         Failure::mistake(format!("{what}: {error}"))
             .hint("docs/job.md lists every setting of a job")
     })?;
+    // A task may go by the name of a dataset that it does not have built in.
+    let built_in = task.aliases().contains(&what) && job.data.source == task.defaults().data.source;
+    let what = if built_in { &job.data.source } else { what };
     let stem = Path::new(what).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
     let usual: String = stem
         .to_ascii_lowercase()
@@ -114,14 +149,20 @@ pub(crate) fn read(
         .collect();
     let usual = usual.trim_matches('-').to_owned();
     let usual_name = if usual.is_empty() { "run".to_owned() } else { usual };
-    Ok(TaskJob { task, job, usual_name })
+    Ok(TaskJob { task: Arc::clone(task), job, usual_name })
 }
 
-/// A task by its own name or its data's; the first one where nothing is said.
-fn find(tasks: &[Arc<dyn Task>], name: Option<&str>) -> Option<Arc<dyn Task>> {
-    let Some(name) = name else { return tasks.first().cloned() };
-    let named = tasks.iter().find(|task| task.name() == name);
-    named.or_else(|| tasks.iter().find(|task| task.defaults().data.source == name)).cloned()
+/// The tasks of a name: their own, their data's, or another they go by; all where nothing is said.
+/// The first is the usual one.
+fn find<'tasks>(tasks: &'tasks [Arc<dyn Task>], name: Option<&str>) -> Vec<&'tasks Arc<dyn Task>> {
+    let Some(name) = name else { return tasks.iter().collect() };
+    let fits = |task: &&Arc<dyn Task>| {
+        task.defaults().data.source == name || task.aliases().contains(&name)
+    };
+    match tasks.iter().find(|task| task.name() == name) {
+        Some(task) => vec![task],
+        None => tasks.iter().filter(fits).collect(),
+    }
 }
 
 fn unknown(name: &str, tasks: &[Arc<dyn Task>]) -> Failure {
@@ -129,7 +170,8 @@ fn unknown(name: &str, tasks: &[Arc<dyn Task>]) -> Failure {
         .iter()
         .map(|task| {
             let source = task.defaults().data.source;
-            if source == task.name() { source } else { format!("{source} ({})", task.name()) }
+            let usual = task.aliases().first().map_or(source, |&alias| alias.to_owned());
+            if usual == task.name() { usual } else { format!("{usual} ({})", task.name()) }
         })
         .collect();
     Failure::mistake(format!("there is no task or job file `{name}`"))
@@ -185,6 +227,8 @@ fn flag_settings(flags: &JobFlags) -> Result<Value, Failure> {
     put("run", "epochs", flags.epochs.map(Value::from));
     put("run", "steps", flags.steps.map(Value::from));
     put("run", "seed", flags.seed.map(Value::from));
+    put("run", "exchange", flags.exchange.clone().map(Value::from));
+    put("outer", "kind", flags.outer.clone().map(Value::from));
     put("run", "name", flags.name.clone().map(Value::from));
     put("train", "batch", flags.batch.map(Value::from));
     put("train", "every", flags.every.map(Value::from));
@@ -219,21 +263,26 @@ fn flag_settings(flags: &JobFlags) -> Result<Value, Failure> {
     Ok(settings)
 }
 
-/// `batch:4`, `sync:4`, `async`, `async:max_staleness=2,damping=0`.
+/// `batch:4`, `sync:4`, `async`, `async:max_staleness=2,damping=0`, `average:4,quorum=3`,
+/// `average:once`.
 fn policy(text: &str) -> Result<Value, Failure> {
     let wrong = || {
         Failure::mistake(format!("--policy `{text}` is not a policy"))
-            .hint("such as batch:4, async, async:max_staleness=2,damping=0 or sync:4,backup=1")
+            .hint("such as batch:4, async:max_staleness=2, sync:4,backup=1 or average:4,quorum=3")
     };
     let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
     let main = match kind {
         "batch" => "size",
-        "sync" => "slots",
+        "sync" | "average" => "slots",
         "async" => "max_staleness",
         _ => return Err(wrong()),
     };
     let mut table = json!({ "kind": kind });
     for part in rest.split(',').filter(|part| !part.is_empty()) {
+        if (kind, part) == ("average", "once") {
+            table["rounds"] = json!("once");
+            continue;
+        }
         let (name, value) = part.split_once('=').unwrap_or((main, part));
         table[name] = serde_json::from_str(value).map_err(|_| wrong())?;
     }
@@ -267,6 +316,28 @@ mod tests {
         assert_eq!(job.optimiser["kind"], "adam");
         assert!(job.optimiser.get("momentum").is_none(), "sgd's settings are gone with sgd");
         assert_eq!(Value::Object(job.policy), json!({"kind": "sync", "slots": 4, "backup": 1}));
+    }
+
+    #[test]
+    fn who_averages_exchanges_models() {
+        let with = |policy: Option<&str>, outer: Option<&str>, exchange: Option<&str>| {
+            let own = |text: Option<&str>| text.map(str::to_owned);
+            let (policy, outer, exchange) = (own(policy), own(outer), own(exchange));
+            let flags = JobFlags { policy, outer, exchange, ..JobFlags::default() };
+            job("mnist", flags).expect("a good job")
+        };
+        let average = with(Some("average:5,quorum=4,grace=0.5"), None, None);
+        assert_eq!(average.run.exchange, "models");
+        let policy = json!({"kind": "average", "slots": 5, "quorum": 4, "grace": 0.5});
+        assert_eq!(Value::Object(average.policy), policy);
+        assert_eq!(average.train.every, LOCAL_STEPS);
+        let once = with(Some("average:once"), None, None);
+        assert_eq!(Value::Object(once.policy), json!({"kind": "average", "rounds": "once"}));
+        for job in [with(None, Some("nesterov"), None), with(None, None, Some("models"))] {
+            assert_eq!(job.run.exchange, "models");
+            assert_eq!(Value::Object(job.policy), json!({"kind": "average"}));
+        }
+        assert_eq!(with(None, None, None).run.exchange, "gradients");
     }
 
     #[test]

@@ -26,8 +26,10 @@ mod signals;
 mod store_lock;
 
 pub use burn;
-pub use skep_data::{Column, DataError, Dataset, Table, mnist};
-pub use skep_learn::{Burn, BurnTask, Compute, LearnError, Task, classify, tasks};
+pub use skep_data::{Asset, Column, DataError, Dataset, Table, mnist};
+pub use skep_learn::{
+    Burn, BurnTask, Compute, ImageForm, Inference, Input, LearnError, Task, classify, tasks,
+};
 pub use skep_wire::{
     BufferMerge, Dtype, Encoding, EvaluationCounts, Frame, Job, Layout, Role, Schema, TensorSpec,
 };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use skep_data::{PrepareSettings, Prepared, model_file};
+use skep_data::{PrepareSettings, Prepared, RowSplit, model_file};
 use skep_wire::{Frame, Layout, RUN_METADATA, RunSpec};
 
 use crate::failure::Failure;
@@ -20,9 +20,17 @@ pub(crate) struct PreparedRun {
 /// Opens the data and makes version 0.
 pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, Failure> {
     let TaskJob { task, job, .. } = task_job;
-    let dataset = task.dataset(&job.data.source)?;
-    let data = dataset
-        .prepare(&PrepareSettings { shards: job.data.shards, validation: job.data.validation })?;
+    let dataset = task.dataset(job)?;
+    let split = match job.data.split.as_str() {
+        "shuffled" => RowSplit::Shuffled,
+        "label" => RowSplit::Label,
+        other => {
+            return Err(Failure::mistake(format!("data.split is `{other}`"))
+                .hint("it can be `shuffled` or `label`"));
+        }
+    };
+    let (shards, validation) = (job.data.shards, job.data.validation);
+    let data = dataset.prepare(&PrepareSettings { shards, validation, split })?;
     let mut compute = task.compute(job)?;
     let mut version0 = compute.initial(job.run.seed)?;
     if let Some(path) = &job.model.init {

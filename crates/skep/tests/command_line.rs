@@ -63,7 +63,9 @@ fn help_says_what_there_is() {
       hive    Keep the parameters: the server that workers come to
       worker  Work for a hive until its run is done
       run     Create, list, show, pause, resume, finish, stop or delete runs of a hive
+      serve   Answer questions with a trained model, over HTTP and on a page
       status  Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
+      watch   Watch a run until it ends: progress, loss, workers, events
       logs    Show what a run's workers said
       key     Make, issue and revoke keys
       help    Print this message or the help of the given subcommand(s)

@@ -167,6 +167,84 @@ fn what_a_run_has_become_survives_a_kill() {
     }
 }
 
+/// The files of models that were accepted and that no checkpoint holds.
+fn spooled(store: &Path, run: &str) -> usize {
+    let Ok(files) = std::fs::read_dir(store.join(format!("runs/{run}/spool"))) else { return 0 };
+    let is_whole = |name: &String| name.ends_with(".safetensors");
+    files.flatten().filter_map(|it| it.file_name().into_string().ok()).filter(is_whole).count()
+}
+
+/// A model is minutes of work: what was accepted survives a kill of the hive in mid-round, and only
+/// the slot that was missing is trained again.
+#[test]
+fn a_killed_hive_loses_no_model_that_it_accepted() {
+    let store = folder();
+    let setup = HiveSetup::new(
+        &unit_task(),
+        store.path(),
+        "unit --name kept --data unit:128 --set data.shards=4 --every 2 --epochs 1 \
+         --policy average:4,backup=0 --set checkpoint.seconds=1000",
+    );
+    let mut hive = setup.start();
+    let watch = setup.watch();
+    let mut worker = setup.worker(&[("UNIT_SLEEP_MS", "400")]);
+    wait_for("three of four models", || (spooled(store.path(), "kept") == 3).then_some(()));
+    hive.kill();
+    let hive = setup.start();
+    assert_eq!(watch.run("kept").version.number, 0, "the round is not complete");
+    let view = watch.finished("kept");
+    assert!(hive.stderr().contains("3 of 3 spooled models are taken over"), "{}", hive.stderr());
+    let trained: u64 = view.workers.iter().map(|worker| worker.contributions).sum();
+    assert_eq!((trained, view.version.number, view.samples), (1, 1, 128));
+    assert_exactly_once(store.path(), "kept", -1.0 / 64.0);
+    assert_eq!(worker.code(), Some(0), "{}", worker.stderr());
+    wait_for("the spool to be cleared", || (spooled(store.path(), "kept") == 0).then_some(()));
+}
+
+/// What a checkpoint holds is not kept twice.
+#[test]
+fn spooled_models_go_with_their_checkpoint() {
+    let store = folder();
+    let setup = HiveSetup::new(
+        &unit_task(),
+        store.path(),
+        "unit --name tidy --steps 0 --every 2 --policy average:2 --set checkpoint.seconds=0.1",
+    );
+    let _hive = setup.start();
+    let watch = setup.watch();
+    let _worker = setup.worker(&[("UNIT_SLEEP_MS", "5")]);
+    watch.until("tidy", "versions", |view| view.durable.number > 10);
+    watch.ask(watch.client.change_run("tidy", RunAction::Pause)).expect("pauses");
+    wait_for("the spool to be cleared", || (spooled(store.path(), "tidy") <= 2).then_some(()));
+}
+
+/// Where a round waits for all of its models, it does not matter who made them.
+#[test]
+fn models_give_the_same_bits_whoever_works() {
+    let flags = "--epochs 1 --policy average:3 --every 8 --outer nesterov --seed 5";
+    let (one, model) = train_mnist(&format!("{flags} --workers 1"));
+    let (three, other) = train_mnist(&format!("{flags} --workers 3"));
+    assert_eq!(one["version"], three["version"]);
+    assert_eq!(one["loss"], three["loss"]);
+    assert!(model == other, "the models differ");
+}
+
+/// Averaging every round learns what one process learns, within a point.
+#[test]
+fn averaged_models_are_as_accurate_as_one_process() {
+    let accuracy = |flags: &str| {
+        let of = |seed: u64| {
+            let (result, _) = train_mnist(&format!("--epochs 5 --seed {seed} {flags}"));
+            result["accuracy"].as_f64().expect("an accuracy")
+        };
+        (of(1) + of(2)) / 2.0
+    };
+    let one = accuracy("--policy sync:1 --workers 1");
+    let averaged = accuracy("--policy average:2 --workers 2");
+    println!("one process {one:.4}, averaged {averaged:.4}");
+    assert!(averaged >= one - 0.01, "one process {one:.4}, averaged {averaged:.4}");
+}
+
 /// With default settings a kill costs less than ten seconds of work.
 #[test]
 fn a_killed_hive_loses_seconds_of_work_at_most() {

@@ -136,6 +136,8 @@ impl FromStr for Without {
 pub enum ContributionKind {
     /// The mean gradient of its samples, and the buffers' new values.
     Gradient,
+    /// What local training changed: the difference to the base version, and the buffers' new values.
+    Model,
     /// Counts of an evaluation, as JSON.
     Evaluation,
 }
@@ -144,6 +146,7 @@ impl ContributionKind {
     fn as_str(self) -> &'static str {
         match self {
             Self::Gradient => "gradient",
+            Self::Model => "model",
             Self::Evaluation => "evaluation",
         }
     }
@@ -205,12 +208,13 @@ impl Envelope {
     pub fn read(headers: &HeaderMap) -> Result<Self, WireError> {
         let kind = match text(headers, header::KIND)? {
             Some("gradient") => ContributionKind::Gradient,
+            Some("model") => ContributionKind::Model,
             Some("evaluation") => ContributionKind::Evaluation,
             None => return Err(WireError::HeaderMissing(header::KIND)),
             Some(_) => {
                 return Err(WireError::HeaderInvalid {
                     name: header::KIND,
-                    expected: "`gradient` or `evaluation`",
+                    expected: "`gradient`, `model` or `evaluation`",
                 });
             }
         };
@@ -350,7 +354,8 @@ mod tests {
             let envelope = Envelope {
                 lease: LeaseId(lease), sequence, first, count,
                 base: Version::new(generation, number),
-                kind: ContributionKind::Gradient, encoding, loss,
+                kind: if want { ContributionKind::Model } else { ContributionKind::Gradient },
+                encoding, loss,
                 want: want.then_some(encoding), have: want.then_some(Version::new(number, first)),
                 without: narrow.then_some(Without::Frozen),
             };

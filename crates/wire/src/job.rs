@@ -1,7 +1,7 @@
 //! A job: one table of settings that describes a run wherever it runs.
 //!
-//! The tables `policy` and `optimiser` are taken as they are: their owners (`core`, `math`) read
-//! and check them when the hive creates the run, so each setting is defined once.
+//! The tables `policy`, `optimiser` and `outer` are taken as they are: their owners (`core`, `math`)
+//! read and check them when the hive creates the run, so each setting is defined once.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -19,12 +19,18 @@ pub struct Job {
     pub data: DataJob,
     /// How samples become gradients.
     pub train: TrainJob,
-    /// How contributions become versions: `kind` is `batch`, `async` or `sync`.
+    /// How contributions become versions: `kind` is `batch`, `async`, `sync` or `average`.
     #[schema(value_type = Object)]
     pub policy: Map<String, Value>,
-    /// How a version becomes the next: `kind` is `sgd`, `adam`, `adamw` or `rmsprop`.
+    /// How a version becomes the next: `kind` is `sgd`, `adam`, `adamw` or `rmsprop`. Where workers
+    /// bring home models, it is theirs.
     #[schema(value_type = Object)]
     pub optimiser: Map<String, Value>,
+    /// Where workers bring home models, how their average becomes the next version: `kind` is
+    /// `none`, `sgd` or `nesterov`.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    #[schema(value_type = Object)]
+    pub outer: Map<String, Value>,
     /// Who works, where the one who starts the run also starts workers.
     pub workers: WorkersJob,
     /// When to end early.
@@ -43,7 +49,7 @@ pub struct Job {
 pub struct RunJob {
     /// The run's name; made from the task's where it is left out.
     pub name: Option<String>,
-    /// What workers bring home: `gradients`.
+    /// What workers bring home: `gradients` or `models`.
     pub exchange: String,
     /// From which all randomness comes.
     pub seed: u64,
@@ -67,11 +73,15 @@ pub struct ModelJob {
     pub kind: String,
     /// A file to start from: safetensors, or a PyTorch `.pth` (weights only).
     pub init: Option<String>,
+    /// Settings of the model's own, which its task reads and checks.
+    #[schema(value_type = Object)]
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub settings: Map<String, Value>,
 }
 
 impl Default for ModelJob {
     fn default() -> Self {
-        Self { kind: "lenet5".to_owned(), init: None }
+        Self { kind: "lenet5".to_owned(), init: None, settings: Map::new() }
     }
 }
 
@@ -85,11 +95,14 @@ pub struct DataJob {
     pub shards: Option<usize>,
     /// The share of the training set that is held out to validate on.
     pub validation: f64,
+    /// Which samples a shard has: `shuffled`, or `label`, in the order of their labels.
+    pub split: String,
 }
 
 impl Default for DataJob {
     fn default() -> Self {
-        Self { source: "mnist".to_owned(), shards: None, validation: 0.05 }
+        let split = "shuffled".to_owned();
+        Self { source: "mnist".to_owned(), shards: None, validation: 0.05, split }
     }
 }
 
@@ -99,7 +112,7 @@ impl Default for DataJob {
 pub struct TrainJob {
     /// Samples per backward pass.
     pub batch: u64,
-    /// Backward passes per contribution.
+    /// Backward passes per contribution; local steps where workers bring home models.
     pub every: u64,
     /// How gradients travel to the hive and parameters back: `f32` or `bf16`.
     pub encoding: crate::Encoding,

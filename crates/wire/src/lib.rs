@@ -13,6 +13,7 @@ mod job;
 mod layout;
 mod lease_id;
 mod message;
+mod progress;
 mod schema;
 mod version;
 
@@ -26,6 +27,7 @@ pub use job::{
 pub use layout::{Layout, TensorPlace};
 pub use lease_id::LeaseId;
 pub use message::*;
+pub use progress::{History, Measurement, Point, Progress, TimedEvent, Usage};
 pub use schema::{BufferMerge, Role, Schema, TensorSpec};
 pub use version::Version;
 

@@ -91,6 +91,21 @@ pub struct Manifest {
     pub validation: Vec<ShardRef>,
     /// For the end.
     pub test: Vec<ShardRef>,
+    /// What the model needs besides its parameters.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub assets: Vec<AssetRef>,
+}
+
+/// A small file that belongs to a model, such as its vocabulary. The hive keeps it as it is: it is
+/// sent and fetched like a shard, and lies beside the run's model under its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AssetRef {
+    /// Its name: like a run's.
+    pub name: String,
+    /// SHA-256 of its bytes, in hexadecimal digits.
+    pub hash: String,
+    /// How many bytes it has.
+    pub bytes: u64,
 }
 
 impl Manifest {
@@ -236,6 +251,9 @@ pub struct RunView {
     pub epochs: Option<u64>,
     /// How many versions, where the run is bounded that way.
     pub steps: Option<u64>,
+    /// How many versions it will make, where that is known: schedules depend on it.
+    #[serde(default)]
+    pub versions: Option<u64>,
     /// Positions applied since version 0.
     pub samples: u64,
     /// Mean training loss over the latest contributions.

@@ -11,9 +11,9 @@ use http_body_util::{BodyExt, Full};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use skep_wire::{
-    Encoding, Envelope, ErrorBody, ErrorCode, Frame, GiveBack, KeyIssued, KeyRequest, Layout,
-    LeaseAnswer, LeaseId, LeaseRequest, LogLine, Receipt, Renewed, RunAction, RunChange,
-    RunSummary, RunView, Version, header as own,
+    Encoding, Envelope, ErrorBody, ErrorCode, Frame, GiveBack, History, KeyIssued, KeyRequest,
+    Layout, LeaseAnswer, LeaseId, LeaseRequest, LogLine, Progress, Receipt, Renewed, RunAction,
+    RunChange, RunSummary, RunView, Version, header as own,
 };
 
 use crate::ClientError;
@@ -242,6 +242,16 @@ impl Client {
         self.get(&format!("/v1/runs/{run}")).await
     }
 
+    /// One run as one looks at it again and again.
+    pub async fn progress(&self, run: &str) -> Result<Progress, ClientError> {
+        self.get(&format!("/v1/runs/{run}/progress")).await
+    }
+
+    /// How a run went, in at most so many points.
+    pub async fn history(&self, run: &str, points: usize) -> Result<History, ClientError> {
+        self.get(&format!("/v1/runs/{run}/history?points={points}")).await
+    }
+
     /// Creates a run from a safetensors file with its description in the metadata.
     pub async fn create_run(&self, file: Bytes) -> Result<RunView, ClientError> {
         let mut call = Call::new(Method::POST, "/v1/runs");
@@ -288,14 +298,31 @@ impl Client {
         if let Some(version) = version {
             path.push_str(&format!("&version={version}"));
         }
-        let answer = self.send(Call::new(Method::GET, &path)).await?;
-        let version = answer
-            .headers
-            .get(own::VERSION)
-            .and_then(|value| value.to_str().ok())
-            .and_then(|text| text.parse().ok())
-            .ok_or_else(|| ClientError::Answer("no version".to_owned()))?;
-        Ok(Pulled { version, words: answer.words, length: answer.length })
+        pulled(self.send(Call::new(Method::GET, &path)).await?)
+    }
+
+    /// Waits for a version other than `known` and pulls it; `None` if none came out in time.
+    pub async fn newer_parameters(
+        &self,
+        run: &str,
+        known: Option<Version>,
+        wait: Duration,
+    ) -> Result<Option<Pulled>, ClientError> {
+        let encoding = Encoding::F32.as_str();
+        let wait = wait.as_secs_f64();
+        let path = format!("/v1/runs/{run}/parameters?encoding={encoding}&wait={wait}s");
+        let mut call = Call::new(Method::GET, &path);
+        if let Some(version) = known {
+            let tag = HeaderValue::try_from(format!("\"{version}.{encoding}\""))
+                .map_err(|error| ClientError::Settings(error.to_string()))?;
+            call.headers.insert(header::IF_NONE_MATCH, tag);
+        }
+        call.deadline += Duration::from_secs_f64(wait);
+        let answer = self.send(call).await?;
+        if answer.status == StatusCode::NOT_MODIFIED {
+            return Ok(None);
+        }
+        pulled(answer).map(Some)
     }
 
     /// Asks for work.
@@ -382,6 +409,16 @@ impl Client {
         let path = format!("/v1/keys/{id}");
         self.send(Call::new(Method::DELETE, &path)).await.map(drop)
     }
+}
+
+fn pulled(answer: Answer) -> Result<Pulled, ClientError> {
+    let version = answer
+        .headers
+        .get(own::VERSION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| ClientError::Answer("no version".to_owned()))?;
+    Ok(Pulled { version, words: answer.words, length: answer.length })
 }
 
 fn read_json<T: DeserializeOwned>(answer: &Answer) -> Result<T, ClientError> {

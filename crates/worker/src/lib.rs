@@ -8,6 +8,7 @@ mod client;
 mod connection;
 mod error;
 mod heartbeat;
+mod local;
 mod shards;
 mod worker;
 

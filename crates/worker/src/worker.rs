@@ -14,6 +14,7 @@ use skep_wire::{
 };
 
 use crate::heartbeat::Heartbeat;
+use crate::local::{LocalTraining, own};
 use crate::shards::ShardCache;
 use crate::{Client, ClientError, ClientSettings, Pulled, WorkerError};
 
@@ -149,6 +150,8 @@ struct Session<'session> {
     gradient: Arc<Frame>,
     /// The gradient of one batch, where a contribution has several.
     scratch: Option<Frame>,
+    /// Where models are exchanged: the copy that is trained here.
+    local: Option<LocalTraining>,
     batch: Table,
     rows: Vec<u64>,
     shards: ShardCache,
@@ -187,7 +190,8 @@ impl<'session> Session<'session> {
         let version_layout = layout(Layout::of_version(&view.schema, Encoding::F32))?;
         let gradient_layout = layout(Layout::of_gradient(&view.schema, Encoding::F32))?;
         let wire_gradient_layout = layout(Layout::of_gradient(&view.schema, encoding))?;
-        let several = view.job.train.every > 1;
+        let local = LocalTraining::of(view, &version_layout, &gradient_layout)?;
+        let several = view.job.train.every > 1 || local.is_some();
         let session = Self {
             client,
             heartbeat,
@@ -204,6 +208,7 @@ impl<'session> Session<'session> {
             loaded: None,
             gradient: Arc::new(Frame::zeros(gradient_layout.clone())),
             scratch: several.then(|| Frame::zeros(gradient_layout)),
+            local,
             batch: Table::default(),
             rows: Vec::new(),
             shards: ShardCache::new(settings.cache_bytes),
@@ -243,6 +248,7 @@ impl<'session> Session<'session> {
                     self.heartbeat.hold(&self.run, lease.id, every);
                     let done = match lease.kind {
                         LeaseKind::Evaluate => self.evaluate(&lease).await,
+                        _ if self.local.is_some() => self.train_locally(&lease).await,
                         _ => self.train(&lease).await,
                     };
                     self.heartbeat.release();
@@ -348,6 +354,9 @@ impl<'session> Session<'session> {
         let frame = pulled.frame(&self.version_layout)?;
         self.compute.load(&frame)?;
         self.loaded = Some(version);
+        if let Some(local) = &mut self.local {
+            local.pulled(frame);
+        }
         Ok(())
     }
 
@@ -433,14 +442,105 @@ impl<'session> Session<'session> {
         Ok(table)
     }
 
-    /// Works through a slice, contribution by contribution.
-    async fn train(&mut self, lease: &LeaseView) -> Result<(), WorkerError> {
+    /// Pulls the newest version, unless what is there is as new as the lease's base.
+    async fn refresh(&mut self, lease: &LeaseView) -> Result<(), WorkerError> {
         let fresh = self.loaded.is_some_and(|loaded| {
             loaded.generation == lease.base.generation && loaded.number >= lease.base.number
         });
         if !fresh {
             self.pull(None).await?;
         }
+        Ok(())
+    }
+
+    /// Trains on a slice by itself and brings home what that changed.
+    async fn train_locally(&mut self, lease: &LeaseView) -> Result<(), WorkerError> {
+        self.refresh(lease).await?;
+        let table = self.shard(lease).await?;
+        let start = Instant::now();
+        let batch = self.view.job.train.batch.max(1);
+        let base = self.loaded.unwrap_or(lease.base);
+        let Some(local) = &mut self.local else { return Ok(()) };
+        let epochs = local.epochs();
+        local.begin(base.number, epochs.saturating_mul(lease.count.div_ceil(batch)))?;
+        let mut loss = 0.0;
+        for again in 0..epochs {
+            let mut taken = 0;
+            while taken < lease.count {
+                if self.called_off() {
+                    return Err(ClientError::Stopped.into());
+                }
+                if self.heartbeat.is_lost() {
+                    return self.load_base();
+                }
+                let size = batch.min(lease.count - taken);
+                let (more, finite) =
+                    self.local_step(lease, &table, lease.epoch + again, taken, size)?;
+                if !finite || !more.is_finite() {
+                    self.load_base()?;
+                    return self
+                        .fail(lease, &format!("local training diverged: loss {more}"))
+                        .await;
+                }
+                loss += more * size as f64;
+                taken += size;
+            }
+        }
+        loss /= (lease.count * epochs) as f64;
+        if let Some(local) = &self.local {
+            local.difference(own(&mut self.gradient))?;
+        }
+        self.load_base()?;
+        self.busy += start.elapsed();
+        let mut envelope = self.envelope(lease, 0, lease.first, lease.count);
+        envelope.kind = ContributionKind::Model;
+        envelope.loss = Some(loss);
+        envelope.want = Some(self.encoding);
+        let body = self.gradient_body()?;
+        let start = Instant::now();
+        let (_, pulled) = self.client.contribute(&self.run, &envelope, body).await?;
+        self.note_wait(start);
+        pulled.map_or(Ok(()), |pulled| self.load(pulled))
+    }
+
+    /// One local step on the samples from an offset on; gives their mean loss, and whether all
+    /// stayed finite.
+    fn local_step(
+        &mut self,
+        lease: &LeaseView,
+        table: &Table,
+        epoch: u64,
+        taken: u64,
+        size: u64,
+    ) -> Result<(f64, bool), WorkerError> {
+        let (Some(local), Some(scratch)) = (&mut self.local, &mut self.scratch) else {
+            return Ok((0.0, true));
+        };
+        let (seed, samples) = (self.view.job.run.seed, table.rows() as u64);
+        let offset = lease.offset + taken;
+        self.rows.clear();
+        self.rows.extend(
+            (offset..offset + size)
+                .map(|offset| position::sample(seed, epoch, lease.shard, samples, offset)),
+        );
+        table.gather_into(&self.rows, &mut self.batch)?;
+        self.compute.load(local.parameters()?)?;
+        let noise = position::noise(seed, epoch, lease.first + taken);
+        let loss = self.compute.gradient(&self.batch, noise, scratch)?;
+        Ok((loss, local.step(scratch)?))
+    }
+
+    /// What is computed on is the version that was pulled again.
+    fn load_base(&mut self) -> Result<(), WorkerError> {
+        if let Some(base) = self.local.as_ref().and_then(LocalTraining::base) {
+            self.compute.load(base)?;
+        }
+        Ok(())
+    }
+
+    /// Works through a slice, contribution by contribution.
+    async fn train(&mut self, lease: &LeaseView) -> Result<(), WorkerError> {
+        self.refresh(lease).await?;
         let table = self.shard(lease).await?;
         let samples = table.rows() as u64;
         let seed = self.view.job.run.seed;
@@ -495,11 +595,7 @@ impl<'session> Session<'session> {
     /// Adds one batch to the contribution in the making; gives its mean loss.
     fn batch_gradient(&mut self, noise: u64, size: u64, taken: u64) -> Result<f64, WorkerError> {
         // The request that sent the last contribution has ended, so nobody else holds the frame.
-        if Arc::get_mut(&mut self.gradient).is_none() {
-            self.gradient = Arc::new(Frame::zeros(self.gradient.layout().clone()));
-        }
-        let gradient =
-            Arc::get_mut(&mut self.gradient).expect("the frame was made or is held by us alone");
+        let gradient = own(&mut self.gradient);
         let Some(scratch) = &mut self.scratch else {
             return Ok(self.compute.gradient(&self.batch, noise, gradient)?);
         };

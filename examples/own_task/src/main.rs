@@ -4,8 +4,7 @@
 //!
 //!     cargo run -p own_task -- train spirals
 
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::{process::ExitCode, sync::Arc};
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -76,7 +75,8 @@ impl BurnTask for Spirals {
         job
     }
     fn dataset(&self, source: &str) -> Answer<Dataset> {
-        Ok(Dataset { source: source.into(), train: points(6000, 1)?, test: points(1500, 2)? })
+        let (train, test) = (points(6000, 1)?, points(1500, 2)?);
+        Ok(Dataset { source: source.into(), train, test, assets: vec![] })
     }
     fn model(&self, device: &Device) -> Net {
         Net {

@@ -73,6 +73,10 @@ pub(crate) struct World {
     pub(crate) failures: u64,
     /// Samples that no version can be made of.
     pub(crate) poison: BTreeSet<Sample>,
+    /// With `average`: everything that was ever accepted, as if nothing were ever cleaned up.
+    spool: Vec<Message>,
+    /// How many came back after a crash.
+    pub(crate) replayed: u64,
     saved: (RunSnapshot, Lineage),
     pending: BTreeMap<u64, Message>,
     known: BTreeMap<u128, Known>,
@@ -117,6 +121,8 @@ impl World {
             next_version_is_bad: false,
             failures: 0,
             poison: BTreeSet::new(),
+            spool: Vec::new(),
+            replayed: 0,
             pending: BTreeMap::new(),
             known: BTreeMap::new(),
             ever: Vec::new(),
@@ -233,10 +239,13 @@ impl World {
         let epoch = self.run.epoch();
         assert_eq!(step.number, self.run.number() + 1);
         assert_eq!(step.samples, step.members.iter().map(|it| it.count).sum::<u64>());
-        if let Policy::Sync { slots, .. } = self.run.plan().policy {
-            self.check_round(step, slots);
-        } else {
-            assert!(step.missing.is_empty());
+        match self.run.plan().policy {
+            Policy::Sync { slots, .. } => self.check_round(step, slots),
+            Policy::Average { slots, quorum, .. } if slots == quorum => {
+                self.check_round(step, slots);
+            }
+            Policy::Average { slots, quorum, .. } => self.check_quorum(step, slots, quorum),
+            _ => assert!(step.missing.is_empty()),
         }
         if let Policy::Batch { size } = self.run.plan().policy {
             assert!(step.members.len() as u64 <= size);
@@ -292,6 +301,33 @@ impl World {
         assert!(step.members.iter().all(|it| it.staleness == 0));
     }
 
+    /// Where a round may miss some: it misses no more than that, and none at the epoch's end.
+    fn check_quorum(&self, step: &Step, size: u64, quorum: u64) {
+        let epoch = self.run.epoch();
+        let rounds = rounds(self.run.plan(), epoch, size);
+        let made = self.lineage.versions.iter().filter(|(of, _)| *of == epoch).count();
+        let gaps: Vec<_> = self.run.gaps().filter(|gap| gap.epoch == epoch).collect();
+        let skipped = |first| gaps.iter().any(|gap| (gap.start..gap.end).contains(&first));
+        let in_step = |first| step.members.iter().any(|it| it.first == first);
+        for member in &step.members {
+            let slots = rounds.iter().flatten();
+            assert_eq!(slots.filter(|it| it.1 == member.first && it.2 == member.count).count(), 1);
+        }
+        // Rounds that were skipped whole made no version.
+        if !gaps.is_empty() {
+            return;
+        }
+        let due = rounds.iter().take(made + 1).flatten().map(|it| it.1);
+        let missing = due
+            .filter(|&first| !self.lineage.applied.contains(&(epoch, first)))
+            .filter(|&first| !skipped(first) && !in_step(first))
+            .count() as u64;
+        assert!(missing <= size - quorum, "{missing} of {size} are missing");
+        assert!(missing == 0 || made + 1 < rounds.len(), "nothing is left for the next epoch");
+        let begun = rounds[made].last().map_or(0, |it| it.1 + it.2);
+        assert!(step.members.iter().all(|it| it.first < begun), "a slot of a round to come");
+    }
+
     pub(crate) fn ask(&mut self, request: &Request) -> LeaseDecision {
         self.lapse();
         self.known.retain(|_, known| known.worker != request.worker);
@@ -305,7 +341,12 @@ impl World {
             self.check_grant(grant, nonce, request);
             let trains = matches!(grant.assignment, Assignment::Train { .. });
             let progress = match self.run.plan().policy {
-                Policy::Sync { deadline, .. } if trains => deadline,
+                Policy::Sync { deadline, .. }
+                | Policy::Average { deadline: Some(deadline), .. }
+                    if trains =>
+                {
+                    deadline
+                }
                 _ => self.run.plan().lease.progress,
             };
             self.ever.push(nonce);
@@ -473,6 +514,7 @@ impl World {
             Policy::Batch { .. } => (false, None),
             Policy::Async { max_staleness, .. } => (max_staleness.is_some(), max_staleness),
             Policy::Sync { .. } => (true, Some(0)),
+            Policy::Average { slots, quorum, .. } => (true, (slots == quorum).then_some(0)),
         };
         let whole = whole || message.evaluates;
         if (it.sequence, it.first) != (known.sequence, known.cursor)
@@ -541,7 +583,9 @@ impl World {
         let it = message.contribution;
         assert!(self.accepted.insert((it.lease, it.sequence)));
         let progress = match self.run.plan().policy {
-            Policy::Sync { deadline, .. } => deadline,
+            Policy::Sync { deadline, .. } | Policy::Average { deadline: Some(deadline), .. } => {
+                deadline
+            }
             _ => self.run.plan().lease.progress,
         };
         let (now, silence) = (self.now, self.run.plan().lease.silence);
@@ -567,6 +611,9 @@ impl World {
             !other.trains || id == it.lease || other.end <= range.start || other.cursor >= range.end
         });
         assert!(self.pending.insert(slot, message.clone()).is_none(), "slot {slot} is taken");
+        if matches!(self.run.plan().policy, Policy::Average { .. }) {
+            self.spool.push(message.clone());
+        }
     }
 
     pub(crate) fn give_back(&mut self, worker: &str, failure: Option<&str>) {
@@ -623,7 +670,29 @@ impl World {
         self.pending.clear();
         self.known.clear();
         self.accepted.clear();
+        self.replay();
         self.after_event();
+    }
+
+    /// What was spooled comes back, as far as it fits.
+    fn replay(&mut self) {
+        let mut spool = self.spool.clone();
+        spool.sort_by_key(|it| (it.contribution.base, it.contribution.first));
+        for message in spool {
+            let it = message.contribution;
+            if message.epoch != self.run.epoch() {
+                continue;
+            }
+            if let Some(answer) = self.run.replay(it.first, it.count, it.base) {
+                let Accepted::New { slot, .. } = answer else { panic!("{answer:?}") };
+                assert!(self.pending.insert(slot, message).is_none(), "slot {slot} is taken");
+                self.replayed += 1;
+            }
+            while let Some(step) = self.run.step_due() {
+                self.make_version(&step);
+            }
+            self.run.audit().expect("the run's books agree");
+        }
     }
 
     /// Reliable workers bring the run home: each asks, then each pushes all it has. Of several, one

@@ -25,7 +25,7 @@ use crate::{ApiError, Hive, body};
 const LARGE: usize = 4 << 20;
 
 /// Takes a contribution. Its envelope is in the headers `skep-*`; the body is a safetensors file
-/// (gradients) or JSON (evaluations). The answer's headers say what became of it; its body has the
+/// (gradients, models) or JSON (evaluations). The answer's headers say what became of it; its body has the
 /// newest parameters if `skep-want` asks for them and `skep-have` is older, but for frozen tensors if
 /// `skep-without` is `frozen`.
 #[utoipa::path(post, path = "/v1/runs/{run}/contributions", params(("run" = String, Path),
@@ -52,7 +52,16 @@ pub(crate) async fn contribute(
             let counts: EvaluationCounts = body::read_json(&headers, body, &hive).await?;
             handle.ask(|reply| Command::Evaluate { envelope, counts, reply }).await??
         }
-        _ => {
+        kind => {
+            let models = handle.spec.job.run.exchange == "models";
+            if models != (kind == ContributionKind::Model) {
+                let wanted = if models { "model" } else { "gradient" };
+                return Err(ApiError::new(
+                    ErrorCode::BadRequest,
+                    format!("this run takes `skep-kind: {wanted}`"),
+                    "`run.exchange` in the run's job says what workers bring home",
+                ));
+            }
             // Room for a header that someone else wrote; nothing of it is kept.
             let room = handle.gradient_layout.prefix().len() * 2 + 4096;
             let limit = handle.gradient_layout.data_bytes() + room.min(MAX_HEADER_BYTES);

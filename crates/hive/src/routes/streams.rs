@@ -83,7 +83,7 @@ pub(crate) async fn post_logs(
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn sse<T: Serialize>(items: impl Stream<Item = T> + Send + 'static) -> Response {
+pub(super) fn sse<T: Serialize>(items: impl Stream<Item = T> + Send + 'static) -> Response {
     let events = items.map(|item| {
         let event = SentEvent::default().json_data(item).unwrap_or_default();
         Ok::<_, Infallible>(event)

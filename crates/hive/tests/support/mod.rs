@@ -265,6 +265,7 @@ impl RunSetup {
             train: self.train.iter().map(|&samples| reference(samples)).collect(),
             validation: self.validation.iter().map(|&samples| reference(samples)).collect(),
             test: self.test.iter().map(|&samples| reference(samples)).collect(),
+            assets: Vec::new(),
         };
         let spec = RunSpec {
             name: self.name.clone(),

@@ -12,7 +12,7 @@ use skep_data::{Dataset, Table};
 use skep_wire::{EvaluationCounts, Job};
 
 use crate::fused::Activation::{Identity, Relu};
-use crate::{BurnTask, LearnError, classify, fused};
+use crate::{BurnTask, ImageForm, Inference, Input, LearnError, classify, fused};
 
 /// The model.
 #[derive(Module, Debug)]
@@ -106,5 +106,25 @@ impl BurnTask for LeNet5 {
     ) -> Result<EvaluationCounts, LearnError> {
         let labels = classify::labels(classify::column(batch, "label")?, 10, device)?;
         Ok(classify::counts(Self::logits(model, batch, device)?, labels))
+    }
+
+    fn inference(&self, _job: &Job) -> Option<Inference> {
+        Some(Inference {
+            input: Input::Image {
+                column: "image".to_owned(),
+                shape: [1, 28, 28],
+                form: ImageForm::Ink,
+            },
+            classes: (0..10).map(|digit: u8| digit.to_string()).collect(),
+        })
+    }
+
+    fn infer(
+        &self,
+        model: &Model,
+        batch: &Table,
+        device: &Device,
+    ) -> Result<Tensor<2>, LearnError> {
+        Self::logits(model, batch, device)
     }
 }

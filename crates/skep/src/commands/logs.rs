@@ -51,7 +51,7 @@ pub(crate) fn logs(flags: &LogsFlags) -> Result<ExitCode, Failure> {
 }
 
 /// Milliseconds since 1970 as a time of day, in UTC.
-fn clock(millis: u64) -> String {
+pub(crate) fn clock(millis: u64) -> String {
     let seconds = millis / 1000 % 86_400;
     format!("{:02}:{:02}:{:02}Z", seconds / 3600, seconds % 3600 / 60, seconds % 60)
 }

@@ -133,6 +133,15 @@ fn cores() -> usize {
 fn fit_to_fleet(task_job: &mut TaskJob, workers: usize) {
     let usual = task_job.task.defaults();
     let job = &mut task_job.job;
+    if job.run.exchange == "models" {
+        // A slot for each worker; where models are averaged once, a slot is a shard.
+        if job.policy.contains_key("rounds") {
+            job.data.shards.get_or_insert(workers);
+        } else {
+            job.policy.entry("slots").or_insert_with(|| json!(workers));
+        }
+        return;
+    }
     let untouched =
         job.policy == usual.policy && job.optimiser.get("rate") == usual.optimiser.get("rate");
     let slots = job.policy.get("slots").and_then(Value::as_u64);

@@ -1,0 +1,32 @@
+//! `skep serve`: answers questions with a trained model, over HTTP and on a page of its own.
+//!
+//! A [`Model`] is what is asked, [`Loaded`] is one version of its parameters, [`Serving`] holds the
+//! version that answers now and the threads that compute. A question takes the version once, at its
+//! start, and names it in the answer; so a new version never changes an answer under way. [`app`]
+//! is the whole server as a router, [`run`] serves it, [`follow`] takes each new version of a run
+//! live.
+
+mod address;
+mod body;
+mod error;
+mod fetch;
+mod follow;
+mod ink;
+mod model;
+mod picture;
+mod pool;
+mod routes;
+mod server;
+mod serving;
+mod source;
+mod tensor;
+
+pub use error::{ApiError, ServeError};
+pub use fetch::{FetchSettings, Fetcher};
+pub use follow::follow;
+pub use model::{Loaded, Model};
+pub use picture::{MOST_PIXELS, to_bytes as picture_to_bytes};
+pub use routes::app;
+pub use server::run;
+pub use serving::{Serving, ServingSettings};
+pub use source::{Source, open, task_of};

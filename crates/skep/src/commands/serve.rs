@@ -1,0 +1,165 @@
+//! `skep serve`: answers questions with a trained model, or with one that is being trained.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use skep_learn::Task;
+use skep_serve::{FetchSettings, Fetcher, Model, Serving, ServingSettings};
+use skep_worker::Client;
+use tokio::sync::watch;
+
+use crate::cli::runtime;
+use crate::commands::hive::{listen, local_address};
+use crate::connect::ConnectFlags;
+use crate::failure::Failure;
+use crate::signals;
+
+/// What to serve, and how.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ServeFlags {
+    /// A model file, or STORE/RUN
+    #[arg(value_name = "MODEL", required_unless_present = "follow")]
+    model: Option<PathBuf>,
+    /// A run of a hive, each version of which goes live as it comes out: http://HOST:PORT/RUN, or a
+    /// run's name with --hive
+    #[arg(long, value_name = "HIVE/RUN", conflicts_with = "model")]
+    follow: Option<String>,
+    /// What kind of model the file is, where nothing beside it says so
+    #[arg(long = "model", value_name = "KIND", conflicts_with = "follow")]
+    kind: Option<String>,
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    listen: String,
+    /// Off loopback, answer everyone who can reach the port: there are neither keys nor TLS here
+    #[arg(long)]
+    open: bool,
+    /// Threads that compute; one per core where it is left out
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Questions that may wait for a thread; further ones are answered with 503
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    queue: usize,
+    /// Fetch pictures from loopback and private addresses too
+    #[arg(long)]
+    allow_private_urls: bool,
+    #[command(flatten)]
+    connect: ConnectFlags,
+}
+
+pub(crate) fn serve(flags: ServeFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode, Failure> {
+    let stop = signals::flag()?;
+    let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
+    runtime(threads)?.block_on(async {
+        let fetcher = Fetcher::new(FetchSettings {
+            allow_private: flags.allow_private_urls,
+            ..FetchSettings::default()
+        })?;
+        let usual = ServingSettings::default();
+        let settings = ServingSettings {
+            threads: flags.threads.unwrap_or(usual.threads),
+            queue: flags.queue,
+            ..usual
+        };
+        let (down, shutdown) = watch::channel(false);
+        let (serving, followed) = match (&flags.follow, &flags.model) {
+            (Some(follow), _) => {
+                let (client, run) = hive_and_run(follow, &flags.connect, stop.clone())?;
+                let model = followed_model(&client, &run, tasks).await?;
+                (Serving::start(model, fetcher, settings)?, Some((client, run)))
+            }
+            (None, Some(path)) => {
+                let source = skep_serve::open(path, flags.kind.as_deref(), tasks).await?;
+                let serving = Serving::start(source.model, fetcher, settings)?;
+                serving.publish(source.loaded);
+                (serving, None)
+            }
+            (None, None) => return Err(Failure::mistake("give a model, or --follow a run")),
+        };
+        let listener = listen(&flags.listen).await?;
+        let address = local_address(&listener)?;
+        check_exposure(&flags, address)?;
+        announce(&serving, address, followed.as_ref());
+        let app = skep_serve::app(serving.clone());
+        let server = tokio::spawn(skep_serve::run(listener, app, shutdown.clone()));
+        let follower = followed
+            .map(|(client, run)| tokio::spawn(skep_serve::follow(serving, client, run, shutdown)));
+        signals::raised(&stop).await;
+        down.send_replace(true);
+        if let Some(follower) = follower {
+            let _ = follower.await;
+        }
+        if let Ok(ended) = server.await {
+            ended?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// A client of the hive, and the run, that `--follow` names.
+fn hive_and_run(
+    follow: &str,
+    connect: &ConnectFlags,
+    stop: Arc<std::sync::atomic::AtomicBool>,
+) -> Result<(Client, String), Failure> {
+    let mut connect = connect.clone();
+    let run = match follow.trim_end_matches('/').rsplit_once('/') {
+        Some((hive, run)) if follow.contains("://") && !hive.ends_with('/') => {
+            connect.hive = hive.to_owned();
+            run
+        }
+        _ => follow,
+    };
+    if !skep_wire::RunSpec::is_name(run) {
+        return Err(Failure::mistake(format!("--follow `{follow}` names no run"))
+            .hint("such as http://127.0.0.1:29500/mnist"));
+    }
+    let client = Client::new(connect.settings(Duration::from_secs(10), stop)?)?;
+    Ok((client, run.to_owned()))
+}
+
+async fn followed_model(
+    client: &Client,
+    run: &str,
+    tasks: &[Arc<dyn Task>],
+) -> Result<Model, Failure> {
+    let view = client.run(run).await?;
+    let task = skep_serve::task_of(tasks, &view.job.model.kind)?;
+    let model = Model::new(run, task, view.job)?;
+    if model.schema()? != view.schema {
+        return Err(Failure::mistake(format!(
+            "run `{run}` has other tensors than this program's `{}`",
+            model.kind()
+        ))
+        .hint("use the version of Skep that made it"));
+    }
+    Ok(model)
+}
+
+/// Who answers questions gives nothing away but answers; still, that it is for everyone is said
+/// and not assumed.
+fn check_exposure(flags: &ServeFlags, address: SocketAddr) -> Result<(), Failure> {
+    if address.ip().is_loopback() || flags.open {
+        return Ok(());
+    }
+    Err(Failure::mistake(format!("{address} is not loopback")).hint(
+        "add --open to answer everyone who can reach the port, or put a proxy with TLS and keys in \
+         front of a loopback address",
+    ))
+}
+
+fn announce(serving: &Serving, address: SocketAddr, followed: Option<&(Client, String)>) {
+    let model = serving.model();
+    let what = match (followed, serving.loaded()) {
+        (Some((client, run)), _) => format!("every version of {}/{run}", client.url()),
+        (None, Some(loaded)) => format!("version {}", loaded.version),
+        (None, None) => String::new(),
+    };
+    eprintln!("serving {} ({}), {what}", model.name, model.kind());
+    eprintln!(
+        "open http://{address} in a browser, or ask: curl -F image=@FILE http://{address}/predict"
+    );
+}

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""What the exchanges cost and bring: accuracy, and bytes moved per sample.
+
+For each exchange, number of workers, split of the data and seed: a hive and its workers as processes of
+their own on the built-in digits, then the run's test accuracy and the hive's own byte counts.
+
+    python3 scripts/exchange_table.py --skep target/release/skep --epochs 10 --seeds 3
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+
+def exchanges(workers: int, local: int) -> dict[str, str]:
+    """The flags of each exchange. Models are trained on a shard's worth of samples at most."""
+    return {
+        "gradients, sync": f"--policy sync:{workers}",
+        "average per round": f"--policy average:{workers} --every {local}",
+        "DiLoCo": f"--policy average:{workers} --outer nesterov --every {local}",
+        "one-shot average": "--policy average:once",
+    }
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return answer.read()
+
+
+def counter(metrics: str, name: str) -> float:
+    return sum(float(value) for value in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", metrics, re.M))
+
+
+def train(skep: str, flags: str, workers: int) -> tuple[float, float, float]:
+    """Accuracy, bytes per sample used, seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = open(pathlib.Path(folder) / "hive.log", "w+")
+        hive = subprocess.Popen(
+            [skep, "hive", "mnist", "--name", "run", "--listen", "127.0.0.1:0", "--store", folder]
+            + flags.split(),
+            stderr=log,
+            stdout=log,
+        )
+        fleet = []
+        try:
+            deadline = time.time() + 120
+            while not (found := re.search(r"hive at (http://[^\s,]+)", pathlib.Path(log.name).read_text())):
+                if hive.poll() is not None or time.time() > deadline:
+                    raise SystemExit(f"the hive did not start: {pathlib.Path(log.name).read_text()}")
+                time.sleep(0.1)
+            url = found.group(1)
+            quiet = subprocess.DEVNULL
+            fleet = [
+                subprocess.Popen([skep, "worker", "--hive", url], stderr=quiet, stdout=quiet)
+                for _ in range(workers)
+            ]
+            while True:
+                view = json.loads(get(f"{url}/v1/runs/run"))
+                if view["state"] in ("done", "failed", "stopped", "done_with_gaps") and view["model"]:
+                    break
+                time.sleep(0.2)
+            metrics = get(f"{url}/metrics").decode()
+            for worker in fleet:
+                worker.wait(30)
+        finally:
+            for process in [*fleet, hive]:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(30)
+    once = view["job"]["policy"].get("rounds") == "once"
+    samples = view["samples"] * (view["job"]["run"]["epochs"] if once else 1)
+    # Contributions and parameters; shards are sent whatever the exchange.
+    shards = sum(shard["bytes"] for part in ("train", "validation", "test") for shard in view["manifest"][part])
+    moved = counter(metrics, "skep_received_bytes_total") + counter(metrics, "skep_sent_bytes_total")
+    return view["test"]["accuracy"], max(moved - shards, 0) / samples, view["seconds"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--skep", default="target/release/skep")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 5, 8])
+    parser.add_argument("--splits", nargs="+", default=["shuffled", "label"])
+    parser.add_argument("--local", type=int, default=32, help="local steps per model")
+    arguments = parser.parse_args()
+    epochs = arguments.epochs
+
+    def mean(flags: str, workers: int) -> tuple[float, float, float]:
+        runs = [
+            train(arguments.skep, f"{flags} --epochs {epochs} --seed {seed}", workers)
+            for seed in range(arguments.seeds)
+        ]
+        return tuple(statistics.mean(column) for column in zip(*runs))
+
+    accuracy, moved, _ = mean("--policy sync:1", 1)
+    print(f"one process: {accuracy:.2%}, {moved:,.0f} bytes per sample, {epochs} epochs, "
+          f"mean of {arguments.seeds} seeds\n")
+    print("| exchange | workers | split | test accuracy | bytes per sample |")
+    print("|---|---|---|---|---|", flush=True)
+    for split in arguments.splits:
+        for workers in arguments.workers:
+            for name, flags in exchanges(workers, arguments.local).items():
+                cut = f"--set data.split={split} --set data.shards={workers}"
+                accuracy, moved, _ = mean(f"{flags} {cut}", workers)
+                print(f"| {name} | {workers} | {split} | {accuracy:.2%} | {moved:,.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
