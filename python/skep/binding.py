@@ -314,6 +314,10 @@ class TorchBinding:
                 "pass the same module to join() or create() and to step()",
             )
         torch = self.torch
+        if all(parameter.grad is None for parameter in self._parameters.values()):
+            raise Misuse(
+                "no parameter has a gradient", "call loss.backward() before run.step(model, loss)"
+            )
         if self._views is None or self._views[0] is not frame:
             self._views = (frame, [(p, self._view(frame, p)) for p in frame.layout.places])
         with torch.no_grad():
@@ -345,8 +349,12 @@ class TorchBinding:
             parameter.grad = None
 
     def reseed(self, seed: int) -> None:
-        # torch takes seeds of 63 bits and a sign.
-        self.torch.manual_seed(seed & (2**63 - 1))
+        # What `torch.manual_seed` does, which takes a millisecond in current versions. Seeds have
+        # 63 bits and a sign.
+        seed &= 2**63 - 1
+        self.torch.default_generator.manual_seed(seed)
+        if self.torch.cuda.is_initialized():
+            self.torch.cuda.manual_seed_all(seed)
 
     def batch(self, columns: Mapping[str, np.ndarray]) -> Any:
         return {name: self.torch.from_numpy(column) for name, column in columns.items()}

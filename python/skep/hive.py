@@ -41,9 +41,14 @@ class Hive:
         self._folder = None if store else tempfile.TemporaryDirectory(prefix="skep-")
         self.store = Path(store if store else self._folder.name)  # type: ignore[union-attr]
         command = [found, "hive", "--listen", listen, "--store", str(self.store), *arguments]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        except OSError as error:
+            if self._folder is not None:
+                self._folder.cleanup()
+            raise Misuse(f"cannot start {found}: {error}", "does SKEP_BINARY name it?") from error
         self._lines: list[str] = []
         self._ready = threading.Event()
         self.url = ""

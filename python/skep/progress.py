@@ -35,7 +35,8 @@ def end_of(view: dict[str, Any]) -> list[str]:
     """What there is to say when a run has ended."""
     state = view["state"].replace("_", " ")
     reason = f": {view['reason']}" if view["reason"] else ""
-    lines = [f"run {view['name']} is {state}{reason}"]
+    verb = "has" if state == "failed" else "is"
+    lines = [f"run {view['name']} {verb} {state}{reason}"]
     test = view["test"]
     if test:
         accuracy = test["accuracy"]
@@ -204,7 +205,7 @@ class NotebookBar(_Watching):
             'background:rgba(128,128,128,.25);overflow:hidden">'
             f'<div style="height:8px;width:{percent:.1f}%;background:#d99a00"></div></div>'
             f"{curve(self._losses)}"
-            f'<div style="margin-top:4px;font-variant-numeric:tabular-nums">{text}</div></div>'
+            f'<div style="margin-top:4px;font-variant-numeric:tabular-nums;white-space:pre-wrap">{text}</div></div>'
         )
 
 

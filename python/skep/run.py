@@ -395,6 +395,7 @@ class Run:
     ) -> Iterator[Any]:
         samples = self._manifest["train"][held.shard]["samples"]
         seed: int = self.job["run"]["seed"]
+        order = position.samples(seed, held.epoch, held.shard, samples, held.offset, held.count)
         self._binding.clear()
         while held.pushed < held.count and not held.over:
             if (
@@ -411,10 +412,7 @@ class Run:
                     return
                 size = min(self._batch, making.size - making.done)
                 start = held.pushed + making.done
-                rows = position.samples(
-                    seed, held.epoch, held.shard, samples, held.offset + start, size
-                )
-                batch = source.rows(held.shard, rows)
+                batch = source.rows(held.shard, order[start : start + size])
                 self.seed = position.batch_seed(seed, held.epoch, held.first + start)
                 if reseed:
                     self._binding.reseed(self.seed)
@@ -603,7 +601,13 @@ def evaluate_classifier(model: Any, batch: Any) -> Counts:
     """Cross-entropy and the number of right answers, for batches of (inputs, labels)."""
     import torch
 
-    inputs, labels = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(batch, Mapping):
+        raise Misuse(
+            f"evaluate_classifier got a dict with {sorted(batch)}",
+            "it takes (inputs, labels); pass evaluate=lambda model, batch: "
+            "skep.evaluate_classifier(model, (batch['image'].float(), batch['label']))",
+        )
+    inputs, labels = batch
     device = next(model.parameters()).device
     logits = model(inputs.to(device))
     labels = labels.to(device)

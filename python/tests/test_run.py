@@ -378,6 +378,10 @@ class Access(Quick):
             url = hive.url.replace("127.0.0.1", "localhost")
             skep.join(url, "unit", unit(), key=worker_key, ca=authority)
 
+    def test_a_program_that_is_not_there(self):
+        with self.assertRaisesRegex(skep.Misuse, "SKEP_BINARY"):
+            skep.Hive(program="/nowhere/skep")
+
     def test_bad_addresses(self):
         with self.assertRaisesRegex(skep.Misuse, "is not a hive's address"):
             skep.join("localhost:29500", "unit", unit())
@@ -561,6 +565,17 @@ class WithTorch(WithHive):
             run.step(model, 1.0)
         self.assertEqual(modes, {(True, False, False)})
         self.assertEqual(run.wait(30)["test"]["samples"], 100)
+
+    def test_a_forgotten_backward_pass_is_said_so(self):
+        model = build()
+        run = self.create(self.hive().url, "forgotten", model)
+        with self.assertRaisesRegex(skep.Misuse, r"call loss\.backward\(\)"):
+            for places, labels in run.batches(Points(), progress=False):
+                run.step(model, functional.cross_entropy(model(places), labels))
+
+    def test_columns_are_not_guessed(self):
+        with self.assertRaisesRegex(skep.Misuse, "got a dict with"):
+            skep.evaluate_classifier(build(), {"x": torch.zeros(1, 8), "y": torch.zeros(1)})
 
     def test_settings_that_torch_keeps_elsewhere(self):
         run = self.create(self.hive().url, "more", build(), schedule="cosine", clip_norm=0.5)
