@@ -205,7 +205,8 @@ class NotebookBar(_Watching):
             'background:rgba(128,128,128,.25);overflow:hidden">'
             f'<div style="height:8px;width:{percent:.1f}%;background:#d99a00"></div></div>'
             f"{curve(self._losses)}"
-            f'<div style="margin-top:4px;font-variant-numeric:tabular-nums;white-space:pre-wrap">{text}</div></div>'
+            '<div style="margin-top:4px;font-variant-numeric:tabular-nums;white-space:pre-wrap">'
+            f"{text}</div></div>"
         )
 
 
