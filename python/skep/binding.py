@@ -340,7 +340,10 @@ class TorchBinding:
                         view.add_(gradient.to(view.device, view.dtype), alpha=weight)
                 else:
                     # Of several batches the last value: running statistics are averages already.
-                    view.copy_(self._buffers[name])
+                    # A parameter may have been given the role of a buffer.
+                    view.copy_(
+                        self._buffers[name] if name in self._buffers else self._parameters[name]
+                    )
         self.clear()
 
     def clear(self) -> None:

@@ -149,6 +149,15 @@ class Gradients(unittest.TestCase):
                 exact = torch.equal(tensor, expected)
                 self.assertTrue(close if encoding == "bf16" else exact, name)
 
+    def test_a_parameter_may_be_brought_home_as_a_value(self):
+        model = build()
+        binding = bind(model)
+        frame = Frame.zeros(Layout(binding.specs({"0.bias": "buffer:last"})))
+        model(torch.randn(4, 8)).sum().backward()
+        binding.add(model, frame, 1.0, True)
+        arrays = {place.spec.name: frame.array(place) for place in frame.layout.places}
+        self.assertTrue(np.array_equal(arrays["0.bias"], model[0].bias.detach().numpy()))
+
     def test_another_model_is_refused(self):
         model = build()
         with self.assertRaisesRegex(skep.Misuse, "another model"):
