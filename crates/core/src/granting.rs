@@ -147,7 +147,7 @@ impl Run {
         let assignment = Assignment::Train {
             epoch: self.ledger.epoch(),
             shard: taken.place.shard,
-            offset: taken.range.start - taken.place.start,
+            offset: taken.place.offset + (taken.range.start - taken.place.start),
         };
         self.grant(
             nonce,

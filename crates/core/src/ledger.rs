@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::PlanError;
 use crate::position::{Order, Place};
+use crate::{Plan, PlanError};
 
 /// Positions applied by one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,10 +97,10 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    pub(crate) fn new(seed: u64, epoch: u64, shards: &[u64]) -> Self {
-        let order = Order::new(seed, epoch, shards);
-        let free = order.places().iter().map(|place| (place.start, place.end)).collect();
+    pub(crate) fn new(plan: &Plan, epoch: u64) -> Self {
+        let order = plan.order(epoch);
         let positions = order.positions();
+        let free = BTreeMap::from([(0, positions)]);
         Self {
             epoch,
             order,
@@ -115,12 +115,8 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn restore(
-        seed: u64,
-        shards: &[u64],
-        snapshot: &LedgerSnapshot,
-    ) -> Result<Self, PlanError> {
-        let mut ledger = Self::new(seed, snapshot.epoch, shards);
+    pub(crate) fn restore(plan: &Plan, snapshot: &LedgerSnapshot) -> Result<Self, PlanError> {
+        let mut ledger = Self::new(plan, snapshot.epoch);
         for interval in &snapshot.applied {
             ledger.cut(interval.start..interval.end)?;
             ledger.applied(interval.start..interval.end, interval.version);
@@ -268,16 +264,14 @@ impl Ledger {
             || self.retry.range(..window.1).next_back().is_some_and(|(_, r)| r.end > window.0)
     }
 
-    /// Takes free positions of one shard: first those that never failed, in a shard the worker has
+    /// Takes free positions of one stretch: first those that never failed, in a shard the worker has
     /// at hand, then in one that nobody works on, then in any.
     pub(crate) fn take(&mut self, wish: Wish<'_>) -> Option<Taken> {
         if let Some((start, place)) = self.choose(wish) {
-            let end = self.free.remove(&start)?;
-            let until = end.min(start.saturating_add(wish.most)).min(wish.window.1);
-            if until < end {
-                self.free.insert(until, end);
-            }
-            self.unclaimed -= until - start;
+            let (_, &end) = self.free.range(..=start).next_back()?;
+            let most = start.saturating_add(wish.most);
+            let until = end.min(most).min(wish.window.1).min(place.end);
+            self.cut(start..until).ok()?;
             return Some(Taken { range: start..until, failures: 0, place });
         }
         let can_read = |shard: usize| wish.only.is_none_or(|only| only.contains(&shard));
@@ -303,10 +297,10 @@ impl Ledger {
     fn choose(&self, wish: Wish<'_>) -> Option<(u64, Place)> {
         let (first, end) = wish.window;
         let free_in = |shard: usize| {
-            let place = self.order.stretch_of(shard)?;
-            let (from, until) = (place.start.max(first), place.end.min(end));
-            let start = self.first_free(from, until)?;
-            Some((start, place))
+            self.order.places_of(shard, wish.window).find_map(|place| {
+                let start = self.first_free(place.start.max(first), place.end.min(end))?;
+                Some((start, place))
+            })
         };
         let can_read = |shard: &&usize| wish.only.is_none_or(|only| only.contains(shard));
         let at_hand = wish.has.iter().filter(can_read).filter_map(|&shard| free_in(shard));
@@ -339,6 +333,9 @@ impl Ledger {
         if from >= until {
             return None;
         }
+        if self.free.range(..from).next_back().is_some_and(|(_, &end)| end > from) {
+            return Some(from);
+        }
         self.free.range(from..until).next().map(|(&start, _)| start)
     }
 
@@ -353,19 +350,14 @@ impl Ledger {
             return;
         }
         let (mut start, mut end) = (range.start, range.end);
-        let same_shard = |order: &Order, a: u64, b: u64| order.place_of(a) == order.place_of(b);
         let before = self.free.range(..start).next_back().map(|(&s, &e)| (s, e));
         if let Some((s, e)) = before
             && e == start
-            && same_shard(&self.order, s, start)
         {
             self.free.remove(&s);
             start = s;
         }
-        if let Some(&e) = self.free.get(&end)
-            && same_shard(&self.order, start, end)
-        {
-            self.free.remove(&end);
+        if let Some(e) = self.free.remove(&end) {
             end = e;
         }
         self.free.insert(start, end);
@@ -408,6 +400,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{LeaseTimes, Limit, Policy};
 
     static NONE: BTreeSet<usize> = BTreeSet::new();
 
@@ -415,9 +408,28 @@ mod tests {
         Wish { window: (0, u64::MAX), most, only: None, has: &NONE, busy: &NONE }
     }
 
+    fn plan(shards: &[u64]) -> Plan {
+        Plan {
+            seed: 0,
+            shards: shards.to_vec(),
+            validation: Vec::new(),
+            test: Vec::new(),
+            chunk: 4,
+            policy: Policy::Batch { size: 1 },
+            limit: Limit::Epochs(1),
+            lease: LeaseTimes::default(),
+            evaluate_every: None,
+            attempts: 5,
+        }
+    }
+
+    fn ledger(shards: &[u64]) -> Ledger {
+        Ledger::new(&plan(shards), 0)
+    }
+
     #[test]
     fn positions_go_out_and_come_back() {
-        let mut ledger = Ledger::new(0, 0, &[10, 10]);
+        let mut ledger = ledger(&[10, 10]);
         let first = ledger.take(wish(4)).expect("free positions");
         assert_eq!(first.range, 0..4);
         let second = ledger.take(wish(100)).expect("free positions");
@@ -425,13 +437,13 @@ mod tests {
         assert_eq!(ledger.unclaimed(), 10);
         ledger.release(0..4, 0);
         ledger.release(4..10, 0);
-        assert_eq!(ledger.free.len(), 2, "neighbours are joined, shards are not");
+        assert_eq!(ledger.free.len(), 1, "neighbours are joined");
         assert_eq!(ledger.unclaimed(), 20);
     }
 
     #[test]
     fn what_failed_comes_last_and_keeps_its_count() {
-        let mut ledger = Ledger::new(0, 0, &[8]);
+        let mut ledger = ledger(&[8]);
         let taken = ledger.take(wish(4)).expect("free positions");
         ledger.release(taken.range, 2);
         assert_eq!(
@@ -447,7 +459,7 @@ mod tests {
 
     #[test]
     fn a_worker_gets_what_it_can_read_and_rather_what_it_has() {
-        let mut ledger = Ledger::new(0, 0, &[4, 4, 4]);
+        let mut ledger = ledger(&[4, 4, 4]);
         let has = ledger.take(Wish { has: &[2].into(), ..wish(2) }).expect("free positions");
         assert_eq!(has.place.shard, 2);
         let only = ledger.take(Wish { only: Some(&[1].into()), has: &[2].into(), ..wish(2) });
@@ -459,14 +471,15 @@ mod tests {
 
     #[test]
     fn a_snapshot_brings_back_what_was_settled_and_frees_the_rest() {
-        let mut ledger = Ledger::new(3, 5, &[6, 6]);
+        let plan = Plan { seed: 3, ..plan(&[6, 6]) };
+        let mut ledger = Ledger::new(&plan, 5);
         let taken = ledger.take(wish(4)).expect("free positions");
         ledger.applied(taken.range.clone(), 9);
         let gone = ledger.take(wish(2)).expect("free positions");
         ledger.skip(gone.range, "poisoned");
         ledger.take(wish(2)).expect("free positions");
         let snapshot = ledger.snapshot(&[]);
-        let again = Ledger::restore(3, &[6, 6], &snapshot).expect("its own snapshot");
+        let again = Ledger::restore(&plan, &snapshot).expect("its own snapshot");
         assert_eq!(again.open(), 6);
         assert_eq!(again.unclaimed(), 6, "what was only leased is free again");
         assert_eq!(again.snapshot(&[]), snapshot);
@@ -476,7 +489,7 @@ mod tests {
     fn what_a_version_applied_reads_the_same_in_any_order() {
         let parts = [0..2, 2..4, 4..6, 8..10];
         let snapshot = |order: [usize; 4]| {
-            let mut ledger = Ledger::new(0, 0, &[10]);
+            let mut ledger = ledger(&[10]);
             ledger.take(wish(10)).expect("free positions");
             for part in order {
                 ledger.applied(parts[part].clone(), 1);
@@ -491,7 +504,7 @@ mod tests {
 
     #[test]
     fn what_is_open_of_a_window() {
-        let mut ledger = Ledger::new(0, 0, &[20]);
+        let mut ledger = ledger(&[20]);
         ledger.take(wish(20)).expect("free positions");
         ledger.applied(0..6, 1);
         ledger.skip(8..12, "poisoned");
@@ -504,7 +517,7 @@ mod tests {
     /// depends on neither.
     #[test]
     fn a_decision_does_not_read_the_whole_epoch() {
-        let mut ledger = Ledger::new(0, 0, &[20; 10_000]);
+        let mut ledger = ledger(&[20; 10_000]);
         let mut busy = BTreeSet::new();
         for _ in 0..500 {
             let taken = ledger.take(Wish { busy: &busy, ..wish(1) }).expect("free positions");
@@ -513,9 +526,9 @@ mod tests {
         for many in 0..1000 {
             let before = ledger.looked.get();
             // Places that the other wishes do not come to.
-            let places = ledger.order.places();
-            let has = [places[9999 - many].shard].into();
-            let only = places[5000 + many..][..10].iter().map(|place| place.shard).collect();
+            let shard_at = |at| ledger.order.place_of_slot(at).expect("a slot").shard;
+            let has = [shard_at(9999 - many)].into();
+            let only = (0..10).map(|at| shard_at(5000 + many + at)).collect();
             ledger.take(wish(1)).expect("free positions");
             ledger.take(Wish { has: &has, busy: &busy, ..wish(1) }).expect("free positions");
             ledger.take(Wish { only: Some(&only), ..wish(1) }).expect("free positions");
@@ -530,7 +543,7 @@ mod tests {
         let interval = |start, end| Interval { start, end, version: 1 };
         for applied in [vec![interval(0, 99)], vec![interval(0, 4), interval(2, 6)]] {
             let snapshot = LedgerSnapshot { epoch: 0, applied, gaps: vec![] };
-            assert!(Ledger::restore(0, &[10], &snapshot).is_err());
+            assert!(Ledger::restore(&plan(&[10]), &snapshot).is_err());
         }
     }
 }

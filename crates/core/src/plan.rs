@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::Millis;
+use crate::position::{Order, Turns};
 
 /// What a run is bounded by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -310,6 +311,15 @@ impl Plan {
             return Err(PlanError::NoChunk);
         }
         Ok(())
+    }
+
+    /// Which samples stand where in an epoch.
+    pub fn order(&self, epoch: u64) -> Order {
+        let turns = match self.policy.rounds() {
+            Some(rounds) => Turns { shards: rounds.slots, chunk: self.chunk },
+            None => Turns::NONE,
+        };
+        Order::new(self.seed, epoch, &self.shards, turns)
     }
 
     /// How many versions the run will make, where that is known: schedules depend on it.

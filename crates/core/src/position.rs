@@ -21,6 +21,11 @@
 //! within shard `s` of `n` samples, sample `permute(i, n, key(seed, epoch, s + 1))` stands at
 //! offset `i`. A six-round Feistel network with cycle walking: any position can be computed alone,
 //! without holding the permutation.
+//!
+//! Where a version is made of slots, as many shards as a round has slots take turns, a slot of
+//! each: so a round draws on several shards, which matters if each has labels of its own, and a
+//! worker can stay with one. Leases name the shard and the offset within it, so no worker needs to
+//! know of turns.
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -72,16 +77,45 @@ pub fn noise(seed: u64, epoch: u64, position: u64) -> u64 {
     mix(key(seed, epoch, u64::MAX).wrapping_add(position.wrapping_mul(GOLDEN)))
 }
 
-/// The shards of an epoch in order, each with the position at which it starts.
+/// How shards take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turns {
+    /// So many shards, in order, take turns until they are through; then the next.
+    pub shards: u64,
+    /// How many samples a shard gives in a turn.
+    pub chunk: u64,
+}
+
+impl Turns {
+    /// One shard after the other.
+    pub const NONE: Self = Self { shards: 1, chunk: u64::MAX };
+}
+
+/// Which samples stand at which positions of an epoch. What it holds grows with the number of
+/// shards, never with that of samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    places: Vec<Place>,
-    /// For each shard: its index in `places`.
+    groups: Vec<Group>,
+    /// For each shard: its group.
     of_shard: Vec<usize>,
+    chunk: u64,
     positions: u64,
 }
 
-/// One shard's stretch of an epoch.
+/// Shards that take turns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Group {
+    /// The first position.
+    start: u64,
+    /// The first slot.
+    first_slot: u64,
+    /// Each with its samples, in the order of their turns.
+    shards: Vec<(usize, u64)>,
+    /// How many turns the longest shard has.
+    turns: u64,
+}
+
+/// One turn of one shard: a stretch of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The shard, by its place in the manifest.
@@ -90,26 +124,79 @@ pub struct Place {
     pub start: u64,
     /// One behind the last position.
     pub end: u64,
+    /// How many samples of the shard come before.
+    pub offset: u64,
+    /// Its number among all of the epoch's stretches.
+    pub slot: u64,
+}
+
+impl Group {
+    /// How many positions lie before a turn.
+    fn before(&self, turn: u64, chunk: u64) -> u64 {
+        let reach = turn.saturating_mul(chunk);
+        self.shards.iter().map(|&(_, samples)| samples.min(reach)).sum()
+    }
+
+    /// How many slots lie before a turn.
+    fn slots_before(&self, turn: u64, chunk: u64) -> u64 {
+        self.shards.iter().map(|&(_, samples)| samples.div_ceil(chunk).min(turn)).sum()
+    }
+
+    /// The last turn that what is looked for has reached.
+    fn last_turn(&self, is_reached: impl Fn(u64) -> bool) -> u64 {
+        let (mut from, mut until) = (0, self.turns);
+        while until - from > 1 {
+            let middle = from + (until - from) / 2;
+            if is_reached(middle) { from = middle } else { until = middle }
+        }
+        from
+    }
+
+    fn turn_of(&self, position: u64, chunk: u64) -> u64 {
+        self.last_turn(|turn| self.start + self.before(turn, chunk) <= position)
+    }
+
+    /// The stretches of one turn.
+    fn turn(&self, turn: u64, chunk: u64) -> impl Iterator<Item = Place> {
+        let offset = turn.saturating_mul(chunk);
+        let mut start = self.start + self.before(turn, chunk);
+        let mut slot = self.first_slot + self.slots_before(turn, chunk);
+        let takes_part = self.shards.iter().filter(move |&&(_, samples)| samples > offset);
+        takes_part.map(move |&(shard, samples)| {
+            let end = start + (samples - offset).min(chunk);
+            let place = Place { shard, start, end, offset, slot };
+            (start, slot) = (end, slot + 1);
+            place
+        })
+    }
 }
 
 impl Order {
     /// The order of one epoch.
-    pub fn new(seed: u64, epoch: u64, shards: &[u64]) -> Self {
-        let count = shards.len() as u64;
+    pub fn new(seed: u64, epoch: u64, shards: &[u64], turns: Turns) -> Self {
+        let (count, chunk) = (shards.len() as u64, turns.chunk.max(1));
         let order_key = key(seed, epoch, 0);
-        let mut start = 0;
+        let order: Vec<_> = (0..count).map(|at| permute(at, count, order_key) as usize).collect();
+        let (mut start, mut first_slot) = (0, 0);
         let mut of_shard = vec![0; shards.len()];
-        let places = (0..count)
-            .map(|place| {
-                let shard = permute(place, count, order_key) as usize;
-                of_shard[shard] = place as usize;
-                let end = start + shards[shard];
-                let stretch = Place { shard, start, end };
-                start = end;
-                stretch
+        let together = turns.shards.clamp(1, count.max(1)) as usize;
+        let groups = order
+            .chunks(together)
+            .enumerate()
+            .map(|(at, members)| {
+                let members: Vec<_> = members.iter().map(|&it| (it, shards[it])).collect();
+                let turns = members.iter().map(|&(_, samples)| samples.div_ceil(chunk)).max();
+                for &(shard, _) in &members {
+                    of_shard[shard] = at;
+                }
+                let turns = turns.unwrap_or_default();
+                let group = Group { start, first_slot, shards: members, turns };
+                start += group.before(turns, chunk);
+                first_slot += group.slots_before(turns, chunk);
+                group
             })
             .collect();
-        Self { places, of_shard, positions: start }
+        Self { groups, of_shard, chunk, positions: start }
     }
 
     /// How many positions the epoch has.
@@ -117,20 +204,45 @@ impl Order {
         self.positions
     }
 
-    /// The stretches in order.
-    pub fn places(&self) -> &[Place] {
-        &self.places
-    }
-
-    /// The stretch of a shard.
-    pub fn stretch_of(&self, shard: usize) -> Option<Place> {
-        self.of_shard.get(shard).map(|&at| self.places[at])
+    /// The stretches of a shard that reach into a window.
+    pub fn places_of(&self, shard: usize, window: (u64, u64)) -> impl Iterator<Item = Place> {
+        let group = self.of_shard.get(shard).and_then(|&at| self.groups.get(at));
+        let found = group.and_then(|group| {
+            let end = group.start + group.before(group.turns, self.chunk);
+            let (from, until) = (window.0.max(group.start), window.1.min(end));
+            let turn_of = |position| group.turn_of(position, self.chunk);
+            (from < until).then(|| (group, turn_of(from)..=turn_of(until - 1)))
+        });
+        found
+            .into_iter()
+            .flat_map(|(group, turns)| turns.map(move |turn| (group, turn)))
+            .flat_map(|(group, turn)| group.turn(turn, self.chunk))
+            .filter(move |place| {
+                place.shard == shard && place.start < window.1 && place.end > window.0
+            })
     }
 
     /// The stretch that holds a position.
     pub fn place_of(&self, position: u64) -> Option<Place> {
-        let at = self.places.partition_point(|place| place.end <= position);
-        self.places.get(at).copied()
+        if position >= self.positions {
+            return None;
+        }
+        let group = self.group(|group| group.start <= position)?;
+        let turn = group.turn_of(position, self.chunk);
+        group.turn(turn, self.chunk).find(|place| position < place.end)
+    }
+
+    /// The stretch that has a number.
+    pub fn place_of_slot(&self, slot: u64) -> Option<Place> {
+        let group = self.group(|group| group.first_slot <= slot)?;
+        let before = |turn| group.first_slot + group.slots_before(turn, self.chunk);
+        let turn = group.last_turn(|turn| before(turn) <= slot);
+        group.turn(turn, self.chunk).find(|place| place.slot == slot)
+    }
+
+    /// The last group that begins early enough.
+    fn group(&self, begins: impl Fn(&Group) -> bool) -> Option<&Group> {
+        self.groups[..self.groups.partition_point(begins)].last()
     }
 }
 
@@ -159,7 +271,8 @@ mod tests {
             assert_eq!(order, expected, "samples of {:?}", (seed, epoch, shard, samples));
         }
         let shards = |seed, epoch, count| -> Vec<_> {
-            Order::new(seed, epoch, &vec![5; count]).places().iter().map(|it| it.shard).collect()
+            let order = Order::new(seed, epoch, &vec![5; count], Turns::NONE);
+            (0..count as u64).filter_map(|at| Some(order.place_of(at * 5)?.shard)).collect()
         };
         assert_eq!(shards(0, 1, 4), [3, 2, 0, 1]);
         assert_eq!(shards(3, 0, 7), [4, 1, 5, 0, 6, 3, 2]);
@@ -195,20 +308,62 @@ mod tests {
         }
 
         #[test]
-        fn stretches_tile_the_epoch(shards in prop::collection::vec(1u64..50, 1..20), seed: u64) {
-            let order = Order::new(seed, 0, &shards);
-            let mut next = 0;
-            for place in order.places() {
-                prop_assert_eq!(place.start, next);
-                prop_assert_eq!(place.end - place.start, shards[place.shard]);
-                prop_assert_eq!(order.stretch_of(place.shard), Some(*place));
+        fn stretches_tile_the_epoch_and_every_shard(
+            shards in prop::collection::vec(1u64..50, 1..20),
+            seed: u64,
+            together in 1u64..9,
+            chunk in prop::sample::select(vec![1, 3, 7, 50, u64::MAX]),
+        ) {
+            let order = Order::new(seed, 0, &shards, Turns { shards: together, chunk });
+            let (mut next, mut slot) = (0, 0);
+            let mut given = vec![0; shards.len()];
+            let mut all = Vec::new();
+            while let Some(place) = order.place_of(next) {
+                prop_assert_eq!((place.start, place.slot), (next, slot));
+                prop_assert_eq!(place.offset, given[place.shard], "a shard goes on where it was");
+                given[place.shard] += place.end - place.start;
+                let rest = shards[place.shard] - given[place.shard];
+                prop_assert!(place.end - place.start == chunk || rest == 0);
+                prop_assert_eq!(order.place_of_slot(slot), Some(place));
                 for position in place.start..place.end {
-                    prop_assert_eq!(order.place_of(position), Some(*place));
+                    prop_assert_eq!(order.place_of(position), Some(place));
                 }
-                next = place.end;
+                all.push(place);
+                (next, slot) = (place.end, slot + 1);
             }
-            prop_assert_eq!(order.place_of(next), None);
-            prop_assert_eq!(order.stretch_of(shards.len()), None);
+            prop_assert_eq!(next, order.positions());
+            prop_assert_eq!(&given, &shards);
+            prop_assert_eq!(order.place_of_slot(slot), None);
+            let window = (next / 4, next - next / 3);
+            for shard in 0..=shards.len() {
+                let inside = |place: &&Place| place.start < window.1 && place.end > window.0;
+                let expected = all.iter().filter(|place| place.shard == shard).filter(inside);
+                let found: Vec<_> = order.places_of(shard, window).collect();
+                prop_assert_eq!(found, expected.copied().collect::<Vec<_>>());
+            }
         }
+
+        /// A round of as many slots as shards take turns has each of them, while they last.
+        #[test]
+        fn shards_take_turns(together in 1u64..9, groups in 1u64..4, turns in 1u64..5) {
+            let shards = vec![turns * 3; (together * groups) as usize];
+            let order = Order::new(1, 2, &shards, Turns { shards: together, chunk: 3 });
+            for round in 0..groups * turns {
+                let slots = round * together..(round + 1) * together;
+                let seen = slots.filter_map(|slot| Some(order.place_of_slot(slot)?.shard));
+                let seen: std::collections::BTreeSet<_> = seen.collect();
+                prop_assert_eq!(seen.len() as u64, together);
+            }
+        }
+    }
+
+    /// Nobody can check how many samples a shard that is only named has.
+    #[test]
+    fn what_is_worked_out_takes_no_memory() {
+        let shards = [u64::MAX / 4, 5, u64::MAX / 4];
+        let order = Order::new(0, 0, &shards, Turns { shards: 3, chunk: 1 });
+        let last = order.place_of(order.positions() - 1).expect("the last position");
+        assert_eq!(last.end, order.positions());
+        assert_eq!(order.place_of_slot(last.slot), Some(last));
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::evaluation::{Counts, Evaluation, EvaluationSplit, Measured};
 use crate::lease::{Assignment, Ending, Lease};
 use crate::ledger::{Gap, Ledger, LedgerSnapshot};
-use crate::round::{Round, Slots};
+use crate::round::Round;
 use crate::streak::{Streak, TOO_MANY};
 use crate::{Limit, Millis, Plan, PlanError, Policy};
 
@@ -205,7 +205,6 @@ pub struct Run {
     pub(crate) number: u64,
     pub(crate) ledger: Ledger,
     former_gaps: Vec<Gap>,
-    slots: Slots,
     /// The round under way, where there are rounds.
     pub(crate) round: Option<Round>,
     /// When so many of the round's slots had come that it may close without the others.
@@ -255,7 +254,7 @@ impl Run {
         plan.check()?;
         // No contribution is longer than a shard; how long one takes is judged by what it can be.
         plan.chunk = plan.chunk.min(plan.shards.iter().copied().max().unwrap_or(plan.chunk));
-        let ledger = Ledger::restore(plan.seed, &plan.shards, &snapshot.ledger)?;
+        let ledger = Ledger::restore(&plan, &snapshot.ledger)?;
         let former_gaps = snapshot
             .ledger
             .gaps
@@ -263,12 +262,10 @@ impl Run {
             .filter(|gap| gap.epoch != ledger.epoch())
             .cloned()
             .collect();
-        let slots = Slots::new(ledger.order(), plan.chunk);
         let mut run = Self {
             generation,
             number: snapshot.number,
             former_gaps,
-            slots,
             round: None,
             quorum_at: None,
             clock: 0,
@@ -445,8 +442,8 @@ impl Run {
         self.overtake(id, first..first + count);
         let (slot, slots) = match &self.round {
             Some(round) => {
-                let slot = self.slots.of(self.ledger.order(), first);
-                let place = slot.and_then(|slot| round.place_of(slot));
+                let place = self.ledger.order().place_of(first);
+                let place = place.and_then(|place| round.place_of(place.slot));
                 (place.unwrap_or_default(), Some(round.places()))
             }
             None => (self.pending.len() as u64, None),
@@ -462,12 +459,12 @@ impl Run {
     pub fn replay(&mut self, first: u64, count: u64, base: u64) -> Option<Accepted> {
         self.takes_work().ok()?;
         let round = self.round.as_ref()?;
-        let slot = self.slots.of(self.ledger.order(), first)?;
-        let place = round.place_of(slot)?;
+        let slot = self.ledger.order().place_of(first)?;
+        let place = round.place_of(slot.slot)?;
         let places = round.places();
         let staleness = self.number.checked_sub(base)?;
         if self.plan.allowed_staleness().is_some_and(|allowed| staleness > allowed)
-            || self.slots.range(self.ledger.order(), slot) != (first, first.checked_add(count)?)
+            || (slot.start, slot.end) != (first, first.checked_add(count)?)
             || !self.ledger.claim(first..first + count)
         {
             return None;
@@ -499,9 +496,11 @@ impl Run {
 
     /// The slots of a round that are neither applied nor skipped.
     fn open_slots(&self, round: &Round) -> impl Iterator<Item = u64> {
-        round
-            .all()
-            .filter(|&slot| self.ledger.open_in(self.slots.range(self.ledger.order(), slot)) > 0)
+        let is_open = |slot: u64| {
+            let place = self.ledger.order().place_of_slot(slot);
+            place.is_some_and(|place| self.ledger.open_in((place.start, place.end)) > 0)
+        };
+        round.all().filter(move |&slot| is_open(slot))
     }
 
     /// Takes the counts of an evaluation slice.
@@ -925,7 +924,7 @@ impl Run {
         let Some(rounds) = self.plan.policy.rounds() else { return };
         let order = self.ledger.order();
         let position = position.or_else(|| self.ledger.first_open());
-        let round = position.and_then(|at| self.slots.round(order, rounds.slots, at));
+        let round = position.and_then(|at| Round::of(order, rounds.slots, at));
         self.round = round.map(|round| {
             let before = Round {
                 first_slot: 0,
@@ -942,7 +941,7 @@ impl Run {
         let (Some(rounds), Some(round)) = (self.plan.policy.rounds(), self.round.take()) else {
             return;
         };
-        let next = self.slots.round(self.ledger.order(), rounds.slots, round.window.1);
+        let next = Round::of(self.ledger.order(), rounds.slots, round.window.1);
         self.round = next.map(|next| self.carry(&round, next));
     }
 
@@ -952,8 +951,8 @@ impl Run {
             return to;
         }
         let late: Vec<_> = self.open_slots(from).collect();
-        let start = late.first().map_or(0, |&slot| self.slots.start(self.ledger.order(), slot));
-        to.with_late(late, start)
+        let first = late.first().and_then(|&slot| self.ledger.order().place_of_slot(slot));
+        to.with_late(late, first.map_or(0, |place| place.start))
     }
 
     /// Moves on where nothing is left to do: rounds that were skipped whole, epochs, the run.
@@ -982,8 +981,7 @@ impl Run {
             return;
         }
         self.former_gaps.extend(self.ledger.skipped().cloned());
-        self.ledger = Ledger::new(self.plan.seed, ended + 1, &self.plan.shards);
-        self.slots = Slots::new(self.ledger.order(), self.plan.chunk);
+        self.ledger = Ledger::new(&self.plan, ended + 1);
         self.begin_round(None);
         if self.plan.evaluate_every.is_none() {
             self.measure(EvaluationSplit::Validation);

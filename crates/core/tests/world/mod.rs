@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use skep_core::position::{Order, sample};
+use skep_core::position::{key, permute, sample};
 use skep_core::{
     Accepted, Assignment, Contribution, Counts, EvaluationSplit, Grant, LeaseDecision, LeaseTimes,
     Limit, Millis, Notice, Plan, Policy, Refusal, Request, Run, RunSnapshot, Status, Step, Takes,
@@ -206,10 +206,10 @@ impl World {
         let plan = self.run.plan();
         let mut skipped: BTreeMap<Sample, u64> = BTreeMap::new();
         for gap in self.run.gaps() {
-            let order = Order::new(plan.seed, gap.epoch, &plan.shards);
+            let order = plan.order(gap.epoch);
             for position in gap.start..gap.end {
                 let place = order.place_of(position).expect("a gap lies in its epoch");
-                let offset = position - place.start;
+                let offset = place.offset + (position - place.start);
                 let samples = plan.shards[place.shard];
                 let index = sample(plan.seed, gap.epoch, place.shard as u64, samples, offset);
                 *skipped.entry((place.shard, index)).or_default() += 1;
@@ -399,9 +399,9 @@ impl World {
         let plan = self.run.plan();
         assert_eq!((epoch, grant.base), (self.run.epoch(), self.run.number()));
         assert!(request.only.as_ref().is_none_or(|only| only.train.contains(&shard)));
-        let place = Order::new(plan.seed, epoch, &plan.shards).places().to_vec();
-        let place = place.iter().find(|place| place.shard == shard).expect("the shard's place");
-        assert_eq!(grant.range.start, place.start + offset);
+        let place = plan.order(epoch).place_of(grant.range.start).expect("a place");
+        assert_eq!(place.shard, shard);
+        assert_eq!(grant.range.start - place.start, offset - place.offset);
         assert!(grant.range.end <= place.end, "a slice lies in one shard");
         for position in grant.range.clone() {
             assert!(!self.lineage.applied.contains(&(epoch, position)));
@@ -737,15 +737,21 @@ impl World {
     }
 }
 
-/// The slots of every round of an epoch, written down once more.
+/// The slots of every round of an epoch, written down once more: as many shards as a round has
+/// slots take turns.
 pub(crate) fn rounds(plan: &Plan, epoch: u64, size: u64) -> Vec<Vec<Slot>> {
+    let count = plan.shards.len() as u64;
+    let shard_at = |at| permute(at, count, key(plan.seed, epoch, 0)) as usize;
+    let mut left: Vec<_> = (0..count).map(|at| plan.shards[shard_at(at)]).collect();
     let mut slots = Vec::new();
-    for place in Order::new(plan.seed, epoch, &plan.shards).places() {
-        let mut first = place.start;
-        while first < place.end {
-            let count = plan.chunk.min(place.end - first);
-            slots.push((first, count));
-            first += count;
+    let mut first = 0;
+    for group in left.chunks_mut(size.min(count) as usize) {
+        while group.iter().any(|&left| left > 0) {
+            for left in group.iter_mut().filter(|left| **left > 0) {
+                let count = plan.chunk.min(*left);
+                slots.push((first, count));
+                (first, *left) = (first + count, *left - count);
+            }
         }
     }
     let number = |round: &[(u64, u64)]| {
