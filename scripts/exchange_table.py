@@ -2,7 +2,9 @@
 """What the exchanges cost and bring: accuracy, and bytes moved per sample.
 
 For each exchange, number of workers, split of the data and seed: a hive and its workers as processes of
-their own on the built-in digits, then the run's test accuracy and the hive's own byte counts.
+their own on the built-in digits, then the run's test accuracy and the hive's own byte counts. Workers share
+one batch of 64: with 2 workers each has 32 of it, with 8 each has 8. What is measured is kept in a file, so
+that an interrupted table goes on where it was.
 
     python3 scripts/exchange_table.py --skep target/release/skep --epochs 10 --seeds 3
 """
@@ -18,12 +20,16 @@ import time
 import urllib.request
 
 
+# Samples per version of the gradients exchange, whatever the number of workers.
+BATCH = 64
+
+
 def exchanges(workers: int, local: int) -> dict[str, str]:
-    """The flags of each exchange. Models are trained on a shard's worth of samples at most."""
+    """The flags of each exchange. DiLoCo trains on a whole shard between two exchanges."""
     return {
         "gradients, sync": f"--policy sync:{workers}",
         "average per round": f"--policy average:{workers} --every {local}",
-        "DiLoCo": f"--policy average:{workers} --outer nesterov --every {local}",
+        "DiLoCo": f"--policy average:{workers} --outer nesterov --every 1000000",
         "one-shot average": "--policy average:once",
     }
 
@@ -88,28 +94,42 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 5, 8])
     parser.add_argument("--splits", nargs="+", default=["shuffled", "label"])
-    parser.add_argument("--local", type=int, default=32, help="local steps per model")
+    parser.add_argument("--local", type=int, default=32, help="local steps per model of `average per round`")
+    parser.add_argument("--kept", default="exchange_table.json", help="where measurements are kept")
     arguments = parser.parse_args()
     epochs = arguments.epochs
+    kept = pathlib.Path(arguments.kept)
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+
+    def measure(flags: str, workers: int) -> tuple[float, float, float]:
+        if flags not in known:
+            known[flags] = train(arguments.skep, flags, workers)
+            kept.write_text(json.dumps(known, indent=1))
+        return known[flags]
 
     def mean(flags: str, workers: int) -> tuple[float, float, float]:
+        batch = round(BATCH / workers)
         runs = [
-            train(arguments.skep, f"{flags} --epochs {epochs} --seed {seed}", workers)
+            measure(f"{flags} --batch {batch} --epochs {epochs} --seed {seed}", workers)
             for seed in range(arguments.seeds)
         ]
-        return tuple(statistics.mean(column) for column in zip(*runs))
+        spread = max(run[0] for run in runs) - min(run[0] for run in runs)
+        return statistics.mean(run[0] for run in runs), spread, statistics.mean(run[1] for run in runs)
 
-    accuracy, moved, _ = mean("--policy sync:1", 1)
-    print(f"one process: {accuracy:.2%}, {moved:,.0f} bytes per sample, {epochs} epochs, "
-          f"mean of {arguments.seeds} seeds\n")
-    print("| exchange | workers | split | test accuracy | bytes per sample |")
-    print("|---|---|---|---|---|", flush=True)
+    alone, spread, moved = mean("--policy sync:1", 1)
+    print(f"one process: {alone:.2%} ({spread * 100:.2f} points between seeds), {moved:,.0f} bytes per sample, "
+          f"{epochs} epochs, {arguments.seeds} seeds\n")
+    print("| exchange | workers | split | test accuracy | between seeds | bytes per sample | fewer than gradients |")
+    print("|---|---|---|---|---|---|---|", flush=True)
     for split in arguments.splits:
         for workers in arguments.workers:
+            gradients = None
             for name, flags in exchanges(workers, arguments.local).items():
                 cut = f"--set data.split={split} --set data.shards={workers}"
-                accuracy, moved, _ = mean(f"{flags} {cut}", workers)
-                print(f"| {name} | {workers} | {split} | {accuracy:.2%} | {moved:,.0f} |", flush=True)
+                accuracy, spread, moved = mean(f"{flags} {cut}", workers)
+                gradients = gradients or moved
+                print(f"| {name} | {workers} | {split} | {accuracy:.2%} | {spread * 100:.2f} | {moved:,.0f} "
+                      f"| {gradients / moved:,.0f}x |", flush=True)
 
 
 if __name__ == "__main__":

@@ -72,8 +72,12 @@ impl TestHive {
         };
         let (train, test) = (rows(samples)?, rows(1)?);
         let dataset = Dataset { source: "nothing".to_owned(), train, test, assets: Vec::new() };
-        let settings =
-            PrepareSettings { shards: Some(1), validation: 0.0, split: RowSplit::Shuffled };
+        let settings = PrepareSettings {
+            shards: Some(1),
+            copies: 1,
+            validation: 0.0,
+            split: RowSplit::Shuffled,
+        };
         let mut job = Job::default();
         job.train.batch = 1;
         job.run.steps = Some(0);
@@ -99,8 +103,12 @@ impl TestHive {
         job.optimiser = object(json!({ "kind": "sgd", "rate": 0.01 }));
         job.train.every = every;
         let dataset = task.dataset(&task.defaults())?;
-        let settings =
-            PrepareSettings { shards: None, validation: 0.05, split: RowSplit::Shuffled };
+        let settings = PrepareSettings {
+            shards: None,
+            copies: 1,
+            validation: 0.05,
+            split: RowSplit::Shuffled,
+        };
         let compute = task.compute(&job)?;
         let version0 = compute.initial(0)?;
         self.create_run(name, job, compute.schema(), &dataset.prepare(&settings)?, &version0)

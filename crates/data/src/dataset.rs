@@ -12,6 +12,9 @@ use crate::{DataError, Table, shard_hash};
 /// soon, large enough that asking for it costs little.
 const SHARD_BYTES: usize = 1 << 20;
 
+/// More copies than this are a slip of the finger.
+const MOST_COPIES: usize = 1000;
+
 /// Rows to learn from and rows to measure on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
@@ -39,6 +42,8 @@ pub struct Asset {
 pub struct PrepareSettings {
     /// How many shards the training rows are cut into; by size where it is left out.
     pub shards: Option<usize>,
+    /// How often the run has each of these shards: 1, unless it is of whole copies.
+    pub copies: usize,
     /// The share of the training rows that is held out to validate on, from 0 to below 1.
     pub validation: f64,
     /// Which rows go together.
@@ -80,6 +85,12 @@ impl Dataset {
                 "a validation share of {share} cannot be; give one from 0 to below 1"
             )));
         }
+        if !(1..=MOST_COPIES).contains(&settings.copies) {
+            return Err(refuse(format!(
+                "{} copies cannot be made; give from 1 to {MOST_COPIES}",
+                settings.copies
+            )));
+        }
         let rows = self.train.rows();
         let held = if share == 0.0 {
             0
@@ -119,7 +130,10 @@ impl Dataset {
             manifest: Manifest { source: self.source.clone(), ..Manifest::default() },
             shards: Vec::new(),
         };
-        prepared.manifest.train = prepared.cut(&self.train, &train, shards)?;
+        // A copy is the same shards once more: their bytes are kept once, their positions are not,
+        // and each has an order of its own.
+        let copy = prepared.cut(&self.train, &train, shards)?;
+        prepared.manifest.train = vec![copy; settings.copies].concat();
         let parts = count_by_size(&self.train, validation.len());
         prepared.manifest.validation = prepared.cut(&self.train, validation, parts)?;
         let all: Vec<u64> = (0..self.test.rows() as u64).collect();
@@ -210,7 +224,7 @@ mod tests {
     }
 
     fn settings(shards: Option<usize>, validation: f64) -> PrepareSettings {
-        PrepareSettings { shards, validation, split: RowSplit::Shuffled }
+        PrepareSettings { shards, copies: 1, validation, split: RowSplit::Shuffled }
     }
 
     fn ids(prepared: &Prepared, split: Split) -> Vec<i64> {
@@ -278,6 +292,19 @@ mod tests {
         dataset.train = numbered(100, 4);
         let error = dataset.prepare(&by_label).expect_err("no labels").to_string();
         assert!(error.contains("no column `label`"), "{error}");
+    }
+
+    #[test]
+    fn a_copy_has_positions_of_its_own_and_the_same_bytes() {
+        let copies = PrepareSettings { copies: 3, ..settings(Some(2), 0.0) };
+        let prepared = dataset(100, 10, 4).prepare(&copies).expect("prepares");
+        let train = &prepared.manifest.train;
+        assert_eq!((train.len(), prepared.manifest.samples(Split::Train)), (6, 300));
+        assert_eq!((&train[0], &train[1]), (&train[2], &train[5]));
+        assert_eq!(prepared.shards.len(), 2 + 1, "two of training rows, one of test rows");
+        let none = PrepareSettings { copies: 0, ..copies };
+        let error = dataset(100, 10, 4).prepare(&none).expect_err("no copy").to_string();
+        assert!(error.contains("0 copies cannot be made"), "{error}");
     }
 
     #[test]

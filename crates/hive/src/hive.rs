@@ -503,7 +503,7 @@ fn model(spec: &RunSpec, frame: Frame) -> Result<Model, String> {
     let rules = if exchanges_models(spec)? {
         let outer: OuterSettings = serde_json::from_value(Value::Object(spec.job.outer.clone()))
             .map_err(|error| format!("outer: {error}"))?;
-        let outer = outer.optimiser().map_err(|error| error.to_string())?;
+        let outer = outer.optimiser(plan.versions()).map_err(|error| error.to_string())?;
         // With one round the schedule follows local steps, of which there is some number.
         let local_steps = averages_once(spec).then_some(u64::MAX);
         Rules::Models { inner: settings, outer, local_steps }

@@ -26,18 +26,24 @@ pub enum OuterKind {
 pub struct OuterSettings {
     /// Which one.
     pub kind: OuterKind,
-    /// How far to go: 1 is the average. Default: 1 for sgd, 0.7 for nesterov.
+    /// How far to go: 1 is the average. Default: 1 for sgd; for nesterov 0.7, or 0.9 in a short run.
     pub rate: Option<f64>,
-    /// How much of the former step is kept. Default: 0 for sgd, 0.9 for nesterov.
+    /// How much of the former step is kept. Default: 0 for sgd; for nesterov 0.9, or 0.5 in a short
+    /// run.
     pub momentum: Option<f64>,
 }
 
+/// A run of fewer versions than this is a short one: DiLoCo's own momentum would still be
+/// overshooting when it ends.
+const SHORT: u64 = 100;
+
 impl OuterSettings {
-    /// The optimiser that steps by the negative of the averaged difference.
+    /// The optimiser that steps by the negative of the averaged difference, in a run of so many
+    /// versions, where that is known.
     ///
     /// # Errors
     /// Names the setting that is wrong, as `outer.rate`.
-    pub fn optimiser(&self) -> Result<OptimiserSettings, MathError> {
+    pub fn optimiser(&self, versions: Option<u64>) -> Result<OptimiserSettings, MathError> {
         let (rate, momentum) = match self.kind {
             OuterKind::None => {
                 let given = [("rate", self.rate), ("momentum", self.momentum)];
@@ -48,7 +54,11 @@ impl OuterSettings {
                 (1.0, 0.0)
             }
             OuterKind::Sgd => (self.rate.unwrap_or(1.0), self.momentum.unwrap_or(0.0)),
-            OuterKind::Nesterov => (self.rate.unwrap_or(0.7), self.momentum.unwrap_or(0.9)),
+            OuterKind::Nesterov => {
+                let is_short = versions.is_some_and(|versions| versions < SHORT);
+                let (rate, momentum) = if is_short { (0.9, 0.5) } else { (0.7, 0.9) };
+                (self.rate.unwrap_or(rate), self.momentum.unwrap_or(momentum))
+            }
         };
         let nesterov = self.kind == OuterKind::Nesterov;
         let settings =
@@ -68,7 +78,7 @@ mod tests {
     use super::*;
 
     fn read(json: &str) -> Result<OptimiserSettings, MathError> {
-        serde_json::from_str::<OuterSettings>(json).unwrap().optimiser()
+        serde_json::from_str::<OuterSettings>(json).unwrap().optimiser(None)
     }
 
     #[test]
@@ -77,6 +87,12 @@ mod tests {
         assert_eq!((none.rate, none.momentum, none.nesterov), (1.0, 0.0, false));
         let diloco = read(r#"{"kind":"nesterov"}"#).unwrap();
         assert_eq!((diloco.rate, diloco.momentum, diloco.nesterov), (0.7, 0.9, true));
+        let of = |versions| {
+            let outer = OuterSettings { kind: OuterKind::Nesterov, ..OuterSettings::default() };
+            let made = outer.optimiser(Some(versions)).unwrap();
+            (made.rate, made.momentum)
+        };
+        assert_eq!((of(99), of(100)), ((0.9, 0.5), (0.7, 0.9)), "a short run, and one that is not");
         let sgd = read(r#"{"kind":"sgd","momentum":0.5}"#).unwrap();
         assert_eq!((sgd.rate, sgd.momentum, sgd.nesterov), (1.0, 0.5, false));
     }

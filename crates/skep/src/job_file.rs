@@ -24,6 +24,9 @@ pub(crate) struct JobFlags {
     /// The model, where a task has several: text-average or text-bigru for imdb
     #[arg(long, value_name = "KIND")]
     pub(crate) model: Option<String>,
+    /// Whole copies of the training data, for one model of each: with --policy average:once
+    #[arg(long, value_name = "N")]
+    pub(crate) copies: Option<usize>,
     /// How often each sample is used
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     pub(crate) epochs: Option<u64>,
@@ -224,6 +227,7 @@ fn flag_settings(flags: &JobFlags) -> Result<Value, Failure> {
         if Path::new(&data).is_dir() && !data.contains('/') { format!("./{data}") } else { data }
     });
     put("data", "source", data.map(Value::from));
+    put("data", "copies", flags.copies.map(Value::from));
     put("run", "epochs", flags.epochs.map(Value::from));
     put("run", "steps", flags.steps.map(Value::from));
     put("run", "seed", flags.seed.map(Value::from));

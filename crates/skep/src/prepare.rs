@@ -29,8 +29,12 @@ pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, F
                 .hint("it can be `shuffled` or `label`"));
         }
     };
-    let (shards, validation) = (job.data.shards, job.data.validation);
-    let data = dataset.prepare(&PrepareSettings { shards, validation, split })?;
+    let data = dataset.prepare(&PrepareSettings {
+        shards: job.data.shards,
+        copies: job.data.copies,
+        validation: job.data.validation,
+        split,
+    })?;
     let mut compute = task.compute(job)?;
     let mut version0 = compute.initial(job.run.seed)?;
     if let Some(path) = &job.model.init {

@@ -93,6 +93,9 @@ pub struct DataJob {
     pub source: String,
     /// How many shards to cut the training set into; chosen by size where it is left out.
     pub shards: Option<usize>,
+    /// How many whole copies of the training set there are, each with shards and positions of its
+    /// own: what one model per copy is trained on.
+    pub copies: usize,
     /// The share of the training set that is held out to validate on.
     pub validation: f64,
     /// Which samples a shard has: `shuffled`, or `label`, in the order of their labels.
@@ -102,7 +105,7 @@ pub struct DataJob {
 impl Default for DataJob {
     fn default() -> Self {
         let split = "shuffled".to_owned();
-        Self { source: "mnist".to_owned(), shards: None, validation: 0.05, split }
+        Self { source: "mnist".to_owned(), shards: None, copies: 1, validation: 0.05, split }
     }
 }
 

@@ -136,7 +136,7 @@ fn fit_to_fleet(task_job: &mut TaskJob, workers: usize) {
     if job.run.exchange == "models" {
         // A slot for each worker; where models are averaged once, a slot is a shard.
         if job.policy.contains_key("rounds") {
-            job.data.shards.get_or_insert(workers);
+            job.data.shards.get_or_insert(if job.data.copies > 1 { 1 } else { workers });
         } else {
             job.policy.entry("slots").or_insert_with(|| json!(workers));
         }
