@@ -7,14 +7,18 @@
 //! duplicated, reordered and late events (`tests/chaos.rs`).
 
 mod audit;
+mod contributing;
 mod evaluation;
 mod granting;
+mod lapsing;
 mod lease;
 mod ledger;
+mod measuring;
 mod plan;
 pub mod position;
 mod round;
 mod run;
+mod settling;
 mod streak;
 
 pub use evaluation::{Counts, EvaluationSplit, Measured};
