@@ -14,11 +14,18 @@ pub(crate) struct Counters {
     pub(crate) evaluations: AtomicU64,
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
+    pub(crate) shard_bytes_out: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
     pub(crate) checkpoint_failures: AtomicU64,
 }
 
 impl Counters {
+    /// A shard went out.
+    pub(crate) fn sent_shard(&self, bytes: u64) {
+        Self::add(&self.bytes_out, bytes);
+        Self::add(&self.shard_bytes_out, bytes);
+    }
+
     pub(crate) fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
     }
@@ -53,13 +60,14 @@ pub(crate) fn page(generation: u64, runs: &[(RunView, &Counters)]) -> String {
         env!("CARGO_PKG_VERSION")
     );
     type Count = fn(&Counters) -> &AtomicU64;
-    let counts: [(&str, &str, Count); 8] = [
+    let counts: [(&str, &str, Count); 9] = [
         ("skep_contributions_total", "Contributions accepted.", |c| &c.contributions),
         ("skep_contributions_refused_total", "Contributions refused.", |c| &c.refused),
         ("skep_leases_lapsed_total", "Leases that lapsed or failed.", |c| &c.lapsed),
         ("skep_evaluations_total", "Evaluation slices counted.", |c| &c.evaluations),
         ("skep_received_bytes_total", "Bytes of contributions received.", |c| &c.bytes_in),
         ("skep_sent_bytes_total", "Bytes of parameters and shards sent.", |c| &c.bytes_out),
+        ("skep_sent_shard_bytes_total", "Bytes of shards sent.", |c| &c.shard_bytes_out),
         ("skep_checkpoints_total", "Checkpoints written.", |c| &c.checkpoints),
         ("skep_checkpoint_failures_total", "Checkpoints that failed.", |c| &c.checkpoint_failures),
     ];

@@ -11,7 +11,6 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use skep_data::DataError;
 use skep_wire::{ErrorCode, ShardRef};
 
-use crate::metrics::Counters;
 use crate::routes::address::Path;
 use crate::{ApiError, Hive, body};
 
@@ -42,14 +41,14 @@ pub(crate) async fn get_shard(
     let mut response = match range(&headers, known.bytes)? {
         None => {
             let bytes = skep_data::get_shard(&hive.store, &shard).await.map_err(explain)?;
-            Counters::add(&handle.counters.bytes_out, bytes.len() as u64);
+            handle.counters.sent_shard(bytes.len() as u64);
             Body::from(bytes).into_response()
         }
         Some(range) => {
             let bytes = skep_data::get_shard_range(&hive.store, &shard, range.clone())
                 .await
                 .map_err(explain)?;
-            Counters::add(&handle.counters.bytes_out, bytes.len() as u64);
+            handle.counters.sent_shard(bytes.len() as u64);
             let mut response = (StatusCode::PARTIAL_CONTENT, Body::from(bytes)).into_response();
             let text = format!("bytes {}-{}/{}", range.start, range.end - 1, known.bytes);
             let value = HeaderValue::try_from(text).map_err(|error| ApiError::internal(&error))?;
