@@ -26,9 +26,9 @@ BATCH = 64
 
 def exchanges(workers: int, local: int) -> dict[str, str]:
     """The flags of each exchange. DiLoCo trains on a whole shard between two exchanges. The rate of local
-    training goes with the square root of the worker's batch: the task's own is for 32."""
+    training goes with the worker's batch: the task's own is for 32."""
     batch = round(BATCH / workers)
-    own = "" if batch == 32 else f" --rate {0.03 * (batch / 32) ** 0.5:.3f}"
+    own = "" if batch == 32 else f" --rate {0.03 * batch / 32:.4f}"
     return {
         "gradients, sync": f"--policy sync:{workers}",
         "average per round": f"--policy average:{workers} --every {local}{own}",
