@@ -46,9 +46,9 @@ const CHAOS: &str = "chaos";
 /// those who are being started again.
 const SLOTS: u64 = 4;
 /// Versions between two measurements.
-const MEASURE_EVERY: u64 = 25;
+const MEASURE_EVERY: u64 = 15;
 /// The part of the time that the run in peace gets. Under fire the same work takes longer.
-const CALM_SHARE: f64 = 0.25;
+const CALM_SHARE: f64 = 0.3;
 /// How often something is looked at.
 const TICK: Duration = Duration::from_millis(25);
 
@@ -69,7 +69,7 @@ enum Demo {
 /// How much chaos.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ChaosFlags {
-    /// About how long it takes: a quarter in peace, the rest under fire
+    /// About how long it takes: a third in peace, the rest under fire
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     seconds: f64,
     /// Worker processes
@@ -194,11 +194,11 @@ impl<'demo> Stage<'demo> {
         }
         .examine(&self.cast.store())
         .await?;
-        if let Some(folder) = &self.flags.save {
-            let path = picture::save(folder, &scene, &result)?;
-            eprintln!("picture        {}", path.display());
-        }
-        result.report(self.flags.json);
+        let picture = match &self.flags.save {
+            Some(folder) => Some(picture::save(folder, &scene, &result)?),
+            None => None,
+        };
+        result.report(self.flags.json, picture.as_deref());
         if self.flags.stay {
             eprintln!("the page is at {}; Ctrl-C ends it", self.cast.page_url());
             signals::raised(&self.stop).await;
@@ -339,7 +339,6 @@ fn job(seed: u64, tasks: &[Arc<dyn Task>]) -> Result<TaskJob, Failure> {
     let settings = [
         "optimiser.momentum=0",
         "optimiser.weight_decay=0",
-        "data.validation=0.1",
         "checkpoint.seconds=0.25",
         "lease.seconds=1.5",
     ];
@@ -347,7 +346,7 @@ fn job(seed: u64, tasks: &[Arc<dyn Task>]) -> Result<TaskJob, Failure> {
         steps: Some(0),
         batch: Some(32),
         every: Some(1),
-        rate: Some(0.02),
+        rate: Some(0.05),
         seed: Some(seed),
         policy: Some(format!("sync:{SLOTS}")),
         settings: settings

@@ -18,9 +18,9 @@ const BOTTOM: f64 = 300.0;
 
 const STYLE: &str = "text{font:14px system-ui,sans-serif;fill:#59636e}.figure{font-weight:600;fill:#1f2328}\
 .grid{stroke:#d1d9e0}.calm{stroke:#0969da;stroke-width:7;opacity:.35}.chaos{stroke:#bf5b04;stroke-width:2}\
-.worker{stroke:#bf8700}.hive{fill:#cf222e}.paper{fill:#fff}\
+.point{fill:#bf5b04}polyline{fill:none;stroke-linejoin:round;stroke-linecap:round}.worker{stroke:#bf8700}.hive{fill:#cf222e}.paper{fill:#fff}\
 @media(prefers-color-scheme:dark){text{fill:#9198a1}.figure{fill:#f0f6fc}.grid{stroke:#3d444d}\
-.calm{stroke:#4493f8}.chaos{stroke:#f0a742}.worker{stroke:#d29922}.hive{fill:#f85149}.paper{fill:#0d1117}}";
+.calm{stroke:#4493f8}.chaos{stroke:#f0a742}.point{fill:#f0a742}.worker{stroke:#d29922}.hive{fill:#f85149}.paper{fill:#0d1117}}";
 
 /// Writes `chaos.svg` into a folder.
 pub(super) fn save(folder: &Path, scene: &Scene, findings: &Findings) -> Result<PathBuf, Failure> {
@@ -67,14 +67,17 @@ fn draw(scene: &Scene, findings: &Findings) -> String {
         }
     }
     for (class, measured) in [("calm", &scene.calm), ("chaos", &scene.chaos)] {
-        let points: Vec<String> = Scene::curve(measured)
-            .iter()
-            .map(|&(samples, share)| format!("{:.1},{:.1}", x(samples), y(share)))
-            .collect();
-        add(format_args!(
-            "<polyline class=\"{class}\" fill=\"none\" stroke-linejoin=\"round\" points=\"{}\"/>",
-            points.join(" ")
-        ));
+        for stretch in Scene::curve(measured) {
+            let points: Vec<String> = stretch
+                .iter()
+                .map(|&(samples, share)| format!("{:.1},{:.1}", x(samples), y(share)))
+                .collect();
+            add(format_args!("<polyline class=\"{class}\" points=\"{}\"/>", points.join(" ")));
+            for point in points.iter().filter(|_| class == "chaos") {
+                let (cx, cy) = point.split_once(',').unwrap_or_default();
+                add(format_args!("<circle class=\"point\" cx=\"{cx}\" cy=\"{cy}\" r=\"3\"/>"));
+            }
+        }
     }
     let legend = BOTTOM + 55.0;
     add(format_args!(

@@ -17,9 +17,12 @@ impl Plot {
         Self { width, height, cells: vec![(0, 0); width * height] }
     }
 
-    /// Adds a line through points that grow in x; both coordinates from 0 to 1. `curve` is from 1.
+    /// Adds a line through points, or the only point; coordinates from 0 to 1. `curve` is from 1.
     pub(super) fn line(&mut self, curve: usize, points: &[(f64, f64)]) {
         let (columns, rows) = ((self.width * 2) as f64 - 1.0, (self.height * 4) as f64 - 1.0);
+        if let [only] = points {
+            return self.line(curve, &[*only, *only]);
+        }
         for pair in points.windows(2) {
             let [(x0, y0), (x1, y1)] = [pair[0], pair[1]]
                 .map(|(x, y)| (x.clamp(0.0, 1.0) * columns, (1.0 - y.clamp(0.0, 1.0)) * rows));

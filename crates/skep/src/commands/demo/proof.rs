@@ -207,7 +207,8 @@ impl Findings {
         self.calm_hash == self.chaos_hash && self.differing == 0
     }
 
-    pub(super) fn report(&self, json: bool) {
+    /// Says everything; `picture` is where there is one.
+    pub(super) fn report(&self, json: bool, picture: Option<&Path>) {
         if json {
             println!("{}", self.json());
             return;
@@ -246,13 +247,16 @@ impl Findings {
             self.probe.slowest.as_millis()
         );
         let peak = self.memory_peak.map_or(String::new(), |peak| {
-            format!("; the largest had {:.1} MiB", peak as f64 / f64::from(1 << 20))
+            format!("; the largest took {:.1} MiB", peak as f64 / f64::from(1 << 20))
         });
         println!(
-            "memory         {} workers, each limited to {} MiB of its own (RLIMIT_DATA){peak}",
+            "memory         {} workers of at most {} MiB (RLIMIT_DATA){peak}",
             self.workers,
             self.memory_limit >> 20
         );
+        if let Some(picture) = picture {
+            println!("picture        {}", picture.display());
+        }
         println!("elapsed time   {:.0} s", self.seconds);
     }
 

@@ -15,7 +15,7 @@ use super::plot::Plot;
 use super::probe::{Probe, Tally};
 use super::proof::{Balance, Timetable, measurements};
 use super::sight::Seen;
-use super::{CALM_SHARE, ChaosFlags};
+use super::{CALM_SHARE, ChaosFlags, MEASURE_EVERY};
 use crate::progress::thousands;
 
 /// How often a terminal is drawn anew, and how often a line is written elsewhere.
@@ -100,10 +100,25 @@ impl Scene {
         self.kills.iter().filter(|kill| kill.victim == Victim::Hive).count()
     }
 
-    /// Accuracy on the validation split against samples.
-    pub(super) fn curve(measured: &[Measurement]) -> Vec<(u64, f64)> {
-        let validation = measured.iter().filter(|it| it.split == Split::Validation);
-        validation.filter_map(|it| Some((it.samples, it.accuracy?))).collect()
+    /// Accuracy on the validation split against samples, in stretches: where a measurement is
+    /// missing, because it was under way when the hive was killed, there is a gap.
+    pub(super) fn curve(measured: &[Measurement]) -> Vec<Vec<(u64, f64)>> {
+        let mut stretches: Vec<Vec<(u64, f64)>> = Vec::new();
+        let mut next = 0;
+        for it in measured.iter().filter(|it| it.split == Split::Validation) {
+            let Some(accuracy) = it.accuracy else { continue };
+            match stretches.last_mut() {
+                Some(stretch) if it.version.number <= next => stretch.push((it.samples, accuracy)),
+                _ => stretches.push(vec![(it.samples, accuracy)]),
+            }
+            next = it.version.number + MEASURE_EVERY;
+        }
+        stretches
+    }
+
+    /// The accuracy that was measured last.
+    fn latest(measured: &[Measurement]) -> Option<f64> {
+        Self::curve(measured).last()?.last().map(|(_, accuracy)| *accuracy)
     }
 
     /// Samples at the right end of the picture.
@@ -177,7 +192,9 @@ impl Screen {
 
     /// Leaves the last picture where it is.
     pub(super) fn end(&mut self) {
-        self.drawn = 0;
+        if std::mem::take(&mut self.drawn) > 0 {
+            eprintln!();
+        }
     }
 }
 
@@ -197,8 +214,8 @@ fn line(scene: &Scene) -> String {
     let seconds = scene.began.elapsed().as_secs();
     let version = scene.seen.progress.as_ref().map_or(String::new(), |it| it.version.to_string());
     let accuracy = |measured: &[Measurement]| {
-        let last = Scene::curve(measured).last().copied();
-        last.map_or("-".to_owned(), |(_, accuracy)| format!("{:.1} %", accuracy * 100.0))
+        let last = Scene::latest(measured);
+        last.map_or("-".to_owned(), |accuracy| format!("{:.1} %", accuracy * 100.0))
     };
     if !scene.is_chaos() {
         let accuracy = accuracy(&scene.calm);
@@ -254,7 +271,7 @@ fn frame(scene: &Scene, width: usize, height: usize) -> Vec<Line> {
     let piece = |style: &Style, text: &str| (style.clone(), text.to_owned());
     let seconds = scene.began.elapsed().as_secs();
     let title = format!(
-        "  {} workers of at most {} MiB, a hive, a page; kill -9 {} times a second",
+        "  {} workers of at most {} MiB, a hive, a page; {} kill -9 a second",
         scene.worker_count,
         scene.memory_limit >> 20,
         scene.kills_per_second
@@ -290,9 +307,10 @@ fn curves(scene: &Scene, colours: &Colours, width: usize, rows: usize) -> Vec<Li
     let reach = scene.reach() as f64;
     let mut plot = Plot::new(width.saturating_sub(MARGIN + 1), rows);
     for (curve, measured) in [(1, &scene.calm), (2, &scene.chaos)] {
-        let points: Vec<_> =
-            Scene::curve(measured).iter().map(|&(x, y)| (x as f64 / reach, y)).collect();
-        plot.line(curve, &points);
+        for stretch in Scene::curve(measured) {
+            let points: Vec<_> = stretch.iter().map(|&(x, y)| (x as f64 / reach, y)).collect();
+            plot.line(curve, &points);
+        }
     }
     let label = |row: usize| match row {
         0 => " 100 % ┤".to_owned(),
@@ -342,8 +360,8 @@ fn axis(scene: &Scene, colours: &Colours, width: usize) -> Line {
 
 fn legend(scene: &Scene, colours: &Colours) -> Line {
     let share = |measured: &[Measurement]| {
-        let last = Scene::curve(measured).last().copied();
-        last.map_or("      -".to_owned(), |(_, accuracy)| format!("{:5.1} %", accuracy * 100.0))
+        let last = Scene::latest(measured);
+        last.map_or("      -".to_owned(), |accuracy| format!("{:5.1} %", accuracy * 100.0))
     };
     let mut line = vec![
         (colours.calm.clone(), "  ── ".to_owned()),
