@@ -282,7 +282,11 @@ def animate(paths: list, out: str) -> None:
     for at, share in enumerate((0.2, 0.6, 1.0)):
         picture = pictures[min(len(pictures) - 1, int(share * (len(pictures) - 1)))]
         sample.paste(picture, (0, at * picture.height))
-    palette = sample.quantize(64, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    # The terminal's colours are few dots among many, and must be there all the same.
+    common = sample.quantize(56, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    own = [int(colour[at : at + 2], 16) for colour in COLOURS.values() for at in (1, 3, 5)]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette((common.getpalette() or [])[: 56 * 3] + own)
     small = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     each = int(1000 / FRAMES_PER_SECOND)
     durations = [each] * (len(small) - 1) + [5000]

@@ -104,7 +104,7 @@ pub(crate) fn demo(flags: DemoFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode
     let stop = signals::flag()?;
     runtime(2)?.block_on(async {
         let cast = Cast::new(&flags)?;
-        let mut stage = Stage::open(&flags, &cast, tasks, stop).await?;
+        let mut stage = Stage::open(&flags, &cast, tasks, stop)?;
         let ended = stage.play().await;
         stage.close().await;
         ended
@@ -149,7 +149,7 @@ struct Stage<'demo> {
 }
 
 impl<'demo> Stage<'demo> {
-    async fn open(
+    fn open(
         flags: &'demo ChaosFlags,
         cast: &'demo Cast,
         tasks: &[Arc<dyn Task>],
@@ -326,10 +326,9 @@ impl<'demo> Stage<'demo> {
     /// Ends every process, the hive last.
     async fn close(mut self) {
         self.screen.end();
-        for fleet in [self.page.take(), self.workers.take(), self.hive.take()] {
-            if let Some(fleet) = fleet {
-                fleet.stop().await;
-            }
+        let fleets = [self.page.take(), self.workers.take(), self.hive.take()];
+        for fleet in fleets.into_iter().flatten() {
+            fleet.stop().await;
         }
     }
 }
@@ -340,7 +339,7 @@ fn job(seed: u64, tasks: &[Arc<dyn Task>]) -> Result<TaskJob, Failure> {
         "optimiser.momentum=0",
         "optimiser.weight_decay=0",
         "checkpoint.seconds=0.25",
-        "lease.seconds=1.5",
+        "lease.seconds=1",
     ];
     let flags = JobFlags {
         steps: Some(0),

@@ -106,7 +106,7 @@ impl Cast {
         };
         let who = log.file_stem().unwrap_or_default().to_string_lossy();
         let text = std::fs::read_to_string(log).unwrap_or_default();
-        let last = text.lines().last().unwrap_or("nothing");
+        let last = text.lines().rfind(|line| !line.contains("backtrace")).unwrap_or("nothing");
         let failure = Failure::fault(format!("{who}: keeps ending ({status}); it says: {last}"));
         if who == "workers" {
             return failure.hint("if memory is what it lacks: a higher --memory");

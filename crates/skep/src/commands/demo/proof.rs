@@ -328,6 +328,47 @@ mod tests {
     }
 
     #[test]
+    fn whatever_is_wrong_fails_the_demonstration() {
+        let good = || Findings {
+            kills: 20,
+            hive_kills: 2,
+            balance: Balance::default(),
+            calm_hash: "a".repeat(64),
+            chaos_hash: "a".repeat(64),
+            compared: 9,
+            differing: 0,
+            test_samples: 100,
+            calm_accuracy: Some(0.9),
+            chaos_accuracy: Some(0.9),
+            version: skep_wire::Version::new(3, 40),
+            samples: 5120,
+            probe: Tally::default(),
+            workers: 8,
+            memory_limit: 1 << 25,
+            memory_peak: None,
+            seconds: 60.0,
+            chaos_seconds: 40.0,
+        };
+        assert!(good().verdict().is_ok());
+        let mut dropped = Tally::default();
+        dropped.dropped += 1;
+        for (findings, part) in [
+            (
+                Findings { balance: Balance { lost: 3, doubled: 0 }, ..good() },
+                "3 samples were lost",
+            ),
+            (Findings { balance: Balance { lost: 0, doubled: 2 }, ..good() }, "2 doubled"),
+            (Findings { chaos_hash: "b".repeat(64), ..good() }, "another model"),
+            (Findings { differing: 1, ..good() }, "another model"),
+            (Findings { chaos_accuracy: Some(0.91), ..good() }, "another model"),
+            (Findings { probe: dropped, ..good() }, "1 requests were dropped"),
+        ] {
+            let failure = findings.verdict().expect_err(part);
+            assert!(failure.code == 1 && failure.message.contains(part), "{failure}");
+        }
+    }
+
+    #[test]
     fn what_is_missing_or_twice_in_a_ledger_is_counted() {
         let table = timetable();
         let (epoch, due) = table.place(6);

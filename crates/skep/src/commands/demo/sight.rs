@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use skep_wire::{Measurement, Progress, RunState};
+use skep_wire::{Measurement, Progress};
 use skep_worker::{Client, ClientSettings};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -37,7 +37,7 @@ impl Seen {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.progress.as_ref().is_some_and(|it| it.state == RunState::Done || it.state.is_final())
+        self.progress.as_ref().is_some_and(|progress| progress.state.is_final())
     }
 }
 
