@@ -200,7 +200,8 @@ impl<'demo> Stage<'demo> {
         };
         result.report(self.flags.json, picture.as_deref());
         if self.flags.stay {
-            eprintln!("the page is at {}; Ctrl-C ends it", self.cast.page_url());
+            let (page, hive) = (self.cast.page_url(), self.cast.hive_url());
+            eprintln!("the page is at {page}, both curves at {hive}; Ctrl-C ends it");
             signals::raised(&self.stop).await;
         }
         result.verdict()
