@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 5, 8])
     parser.add_argument("--splits", nargs="+", default=["shuffled", "label"])
-    parser.add_argument("--local", type=int, default=32, help="local steps per model of `average per round`")
+    parser.add_argument("--local", type=int, default=64, help="local steps per model of `average per round`")
     parser.add_argument("--kept", default="exchange_table.json", help="where measurements are kept")
     arguments = parser.parse_args()
     epochs = arguments.epochs

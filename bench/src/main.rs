@@ -30,9 +30,10 @@ fn main() -> ExitCode {
             }
         };
     }
-    let benchmarks: [(&str, Benchmark); 5] = [
+    let benchmarks: [(&str, Benchmark); 6] = [
         ("network", network::measure),
         ("step", torch::measure_step),
+        ("text", torch::measure_text),
         ("worker", process::measure),
         ("scaling", fleet::measure),
         ("load", load::measure),

@@ -1,6 +1,7 @@
 //! Who gets which work: the decision on a request for a lease.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::evaluation::Evaluation;
 use crate::lease::{Assignment, Ending, Grant, Lease, Request, Takes};
@@ -114,10 +115,11 @@ impl Run {
 
     fn grant_evaluation(&mut self, now: Millis, nonce: u128, request: &Request) -> Option<Grant> {
         let evaluation = self.evaluation.as_mut()?;
-        let only = request.measurable(evaluation.split);
-        let (shard, offset, range) = evaluation.take(only.as_ref())?;
-        let assignment = Assignment::Evaluate { split: evaluation.split, shard, offset };
-        let base = evaluation.number;
+        let (split, base) = (evaluation.split, evaluation.number);
+        let only = request.measurable(split);
+        let taken = evaluation.take(only.as_ref());
+        let (shard, offset, range) = taken.or_else(|| self.overdue_slice(now, only.as_ref()))?;
+        let assignment = Assignment::Evaluate { split, shard, offset };
         let count = range.end - range.start;
         Some(self.grant(
             nonce,
@@ -135,6 +137,40 @@ impl Run {
             },
             count,
         ))
+    }
+
+    /// A slice of the evaluation that someone else has but is slow to count, as with
+    /// [`Self::backup`]: the first of the two wins.
+    fn overdue_slice(
+        &self,
+        now: Millis,
+        only: Option<&BTreeSet<usize>>,
+    ) -> Option<(usize, u64, Range<u64>)> {
+        let evaluations = self.leases.values().filter(|lease| !lease.trains());
+        let holders = |cursor: u64| evaluations.clone().filter(|it| it.cursor == cursor).count();
+        let overdue = evaluations.clone().filter_map(|lease| {
+            let Assignment::Evaluate { shard, offset, .. } = lease.assignment else { return None };
+            let readable = only.is_none_or(|only| only.contains(&shard));
+            (readable && self.evaluation_overdue(lease) <= now && holders(lease.cursor) == 1)
+                .then(|| (lease.last_progress, (shard, offset, lease.range())))
+        });
+        overdue.min_by_key(|(since, (.., range))| (*since, range.start)).map(|(_, slice)| slice)
+    }
+
+    /// When others may count an evaluation's slice, too.
+    fn evaluation_overdue(&self, lease: &Lease) -> Millis {
+        let patience = self.patience(lease.end - lease.cursor);
+        lease.last_progress + patience.clamp(200, self.plan.lease.silence.max(200))
+    }
+
+    /// Four times what the fastest worker needs for so many positions.
+    fn patience(&self, positions: u64) -> Millis {
+        let fastest = self.paces.values().filter_map(|pace| pace.rate).fold(0.0f64, f64::max);
+        if fastest > 0.0 {
+            (4.0 * positions as f64 / fastest) as Millis
+        } else {
+            self.plan.lease.silence / 2
+        }
     }
 
     fn grant_training(
@@ -240,12 +276,7 @@ impl Run {
         if holders.values().filter(|&&count| count > 1).count() as u64 >= limit {
             return Err(self.recheck(now));
         }
-        let fastest = self.paces.values().filter_map(|pace| pace.rate).fold(0.0f64, f64::max);
-        let patience = if fastest > 0.0 {
-            (4.0 * self.plan.chunk as f64 / fastest) as Millis
-        } else {
-            self.plan.lease.silence / 2
-        };
+        let patience = self.patience(self.plan.chunk);
         // Local training takes minutes: that alone makes nobody overdue.
         let most = match self.plan.policy {
             Policy::Average { .. } => self.progress_time(),
@@ -279,6 +310,9 @@ impl Run {
 
     /// When a deadline may change the answer.
     fn recheck(&self, now: Millis) -> Millis {
-        self.next_deadline().unwrap_or(now + 1000).clamp(now + 1, now + 1000)
+        let evaluations = self.leases.values().filter(|lease| !lease.trains());
+        let overdue = evaluations.map(|lease| self.evaluation_overdue(lease));
+        let next = overdue.filter(|at| *at > now).chain(self.next_deadline()).min();
+        next.unwrap_or(now + 1000).clamp(now + 1, now + 1000)
     }
 }

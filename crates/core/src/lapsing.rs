@@ -120,6 +120,10 @@ impl Run {
         }
         match lease.assignment {
             Assignment::Evaluate { .. } => {
+                let mut others = self.leases.values().filter(|other| !other.trains());
+                if others.any(|other| other.cursor == lease.cursor) {
+                    return;
+                }
                 let attempts = self.plan.attempts;
                 let Some(evaluation) = &mut self.evaluation else { return };
                 if evaluation.release(lease.cursor, failure.is_some(), attempts) {

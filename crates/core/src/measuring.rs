@@ -34,7 +34,8 @@ impl Run {
         if counts.correct.is_some_and(|correct| correct > contribution.count) {
             return Err(Refusal::WrongRange("more correct answers than samples".to_owned()));
         }
-        self.leases.remove(&contribution.lease);
+        // Whoever else counts the slice is overtaken.
+        self.leases.retain(|_, other| other.trains() || other.cursor != contribution.first);
         self.remember(contribution.lease, 0, Outcome::Accepted);
         let evaluation = self.evaluation.as_mut().ok_or(gone)?;
         evaluation.counted(contribution.first, counts);

@@ -775,6 +775,35 @@ fn an_evaluation_that_is_given_up_takes_its_leases_along() {
     assert_eq!(world.run.status(), (&Status::Done, "the final version could not be measured"));
 }
 
+/// A worker that dies while it measures holds nobody up for as long as its lease.
+#[test]
+fn what_the_dead_were_measuring_is_measured_by_others() {
+    let mut world =
+        World::new(Plan { validation: vec![10], ..plan(&[4], 4, BATCH, Limit::Epochs(1)) });
+    granted(&mut world, &request("trainer"));
+    world.now += 100;
+    world.push("trainer", u64::MAX).unwrap().unwrap();
+    let slow = granted(&mut world, &request("slow"));
+    let LeaseDecision::Wait { until, .. } = world.ask(&request("quick")) else {
+        panic!("the only slice is taken")
+    };
+    assert!(until < world.now + TIMES.silence / 2, "{until} is late at {}", world.now);
+    world.now += 1_500;
+    let quick = granted(&mut world, &request("quick"));
+    assert_eq!((quick.range.clone(), quick.base), (slow.range.clone(), slow.base));
+    let third = world.ask(&request("third"));
+    assert!(matches!(third, LeaseDecision::Wait { .. }), "two are enough: {third:?}");
+    // Who gives up leaves the slice to the other.
+    world.give_back("slow", Some("cannot read"));
+    assert!(matches!(world.ask(&request("third")), LeaseDecision::Wait { .. }));
+    world.now += 1_500;
+    granted(&mut world, &request("third"));
+    world.push("quick", u64::MAX).unwrap().unwrap();
+    assert!(matches!(world.push("third", u64::MAX), Some(Err(Refusal::Gone(_)))));
+    world.finish(1, |_| false);
+    assert_eq!(*world.status(), Status::Done);
+}
+
 /// Trainers and evaluators each get their own work, wait for it, and hear of the end.
 #[test]
 fn a_worker_gets_only_what_it_takes() {

@@ -1,5 +1,6 @@
 //! Workers as processes of this machine, started again when they die: the smallest fleet.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -25,6 +26,12 @@ pub struct Fleet {
     pub environment: Vec<(String, String)>,
     /// How many.
     pub count: usize,
+    /// Bytes of memory of its own that a process may take; the kernel refuses more. `None` is no
+    /// limit.
+    pub memory: Option<u64>,
+    /// A file for what they say, added to what is there; where this program's own words go
+    /// otherwise.
+    pub log: Option<PathBuf>,
 }
 
 /// What ends a fleet.
@@ -39,12 +46,26 @@ pub enum LocalError {
         /// Why.
         source: std::io::Error,
     },
+    /// What they say cannot be kept.
+    #[error("{path}: {source}")]
+    Log {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// Workers end before they have worked.
-    #[error("workers keep ending at once ({status}); their last words are above")]
+    #[error("workers keep ending at once ({status}); their last words are {}", place(log.as_deref()))]
     FalseStarts {
         /// How the last one ended.
         status: ExitStatus,
+        /// Where they said why.
+        log: Option<PathBuf>,
     },
+}
+
+fn place(log: Option<&std::path::Path>) -> String {
+    log.map_or("above".to_owned(), |log| format!("in {}", log.display()))
 }
 
 /// A fleet that was started.
@@ -77,13 +98,25 @@ impl Fleet {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true);
+        if let Some(path) = &self.log {
+            let open = File::options().create(true).append(true).open(path);
+            let file = open.map_err(|source| {
+                let path = path.display().to_string();
+                LocalError::Log { path, source }
+            })?;
+            command.stderr(file);
+        }
+        let memory = self.memory;
         // A fleet does not outlive whoever started it, however that ended.
-        // SAFETY: `prctl` is safe to call between fork and exec.
-        #[cfg(target_os = "linux")]
+        // SAFETY: `prctl` and `setrlimit` are safe to call between fork and exec.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
+                #[cfg(target_os = "linux")]
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-                Ok(())
+                match memory {
+                    Some(bytes) => limit_memory(bytes),
+                    None => Ok(()),
+                }
             });
         }
         let child = command.spawn().map_err(|source| LocalError::Start {
@@ -94,10 +127,26 @@ impl Fleet {
     }
 }
 
+/// Private memory that can be written: heap, stacks, anonymous mappings. Unlike the size of the
+/// address space it does not count what is only reserved, so it is close to what is used.
+fn limit_memory(bytes: u64) -> std::io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: a plain system call on a value that outlives it.
+    match unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 impl Running {
     /// The process ids of the workers that live.
     pub fn process_ids(&self) -> Vec<u32> {
         self.workers.iter().filter_map(|worker| worker.child.as_ref()?.id()).collect()
+    }
+
+    /// How many there are, alive or not.
+    pub fn count(&self) -> usize {
+        self.workers.len()
     }
 
     /// Starts again what died; a worker that ended well is not needed any more.
@@ -112,13 +161,27 @@ impl Running {
             self.false_starts =
                 if worker.started.elapsed() < TOO_SOON { self.false_starts + 1 } else { 0 };
             if self.false_starts >= MOST_FALSE_STARTS || status.code() == Some(2) {
-                return Err(LocalError::FalseStarts { status });
+                return Err(LocalError::FalseStarts { status, log: self.fleet.log.clone() });
             }
             tracing::warn!("a worker ended ({status}); starting another");
             *worker = self.fleet.start_one()?;
             self.restarts += 1;
         }
         Ok(())
+    }
+
+    /// Ends one of them with SIGKILL, waits until it is gone, and starts another in its place. Says
+    /// whether there was one to end: it may have ended by itself, well or not.
+    pub async fn kill(&mut self, at: usize) -> Result<bool, LocalError> {
+        let Some(worker) = self.workers.get_mut(at) else { return Ok(false) };
+        let Some(child) = &mut worker.child else { return Ok(false) };
+        if !matches!(child.try_wait(), Ok(None)) {
+            return Ok(false);
+        }
+        let _ = child.kill().await;
+        *worker = self.fleet.start_one()?;
+        self.restarts += 1;
+        Ok(true)
     }
 
     /// Asks all workers to give back what they hold and end; ends those that do not.

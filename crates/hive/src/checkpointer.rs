@@ -35,6 +35,8 @@ pub(crate) enum Write {
     Latest(Material),
     /// A checkpoint that is the best so far.
     Best(Material),
+    /// The history, with a measurement that is new.
+    Measured,
     /// The final model.
     Final(Arc<Frame>),
     /// An accepted model, whose worker waits for it to be safe.
@@ -75,7 +77,12 @@ impl Checkpointer {
         let mut written = BTreeSet::new();
         while let Some(wish) = wishes.recv().await {
             let is_end = matches!(wish, Write::Final(_));
+            if matches!(wish, Write::Latest(_) | Write::Best(_) | Write::Measured) {
+                // First, so that the history of a run that goes on from here has no hole.
+                self.write_metrics(metrics.write_history()).await;
+            }
             let result = match wish {
+                Write::Measured => continue,
                 Write::Flush(done) => {
                     self.write_metrics(metrics.write()).await;
                     let _ = done.send(());

@@ -951,6 +951,7 @@ impl Keeper {
             loss: measured.loss,
             accuracy: measured.accuracy,
         };
+        let mut wish = Write::Measured;
         match measured.split {
             EvaluationSplit::Test => self.kept.test = Some(evaluated),
             EvaluationSplit::Validation => {
@@ -963,13 +964,14 @@ impl Keeper {
                 if better {
                     self.kept.best = Some(evaluated);
                     if let Some(material) = self.measured_material.take() {
-                        let _ = self.writes.send(Write::Best(material));
+                        wish = Write::Best(material);
                     }
                 }
             }
         }
         self.measured_material = None;
         self.recorder.measured(&evaluated, self.kept.seconds);
+        let _ = self.writes.send(wish);
         let accuracy = measured.accuracy.map_or(String::new(), |a| format!(", accuracy {a:.4}"));
         tracing::info!(run = self.name, %version, "{:?}: loss {:.4}{accuracy}", measured.split, measured.loss);
         self.events.send(Event::Evaluated(evaluated));

@@ -2,7 +2,8 @@
 //! `metrics.csv`, and TensorBoard's event files.
 //!
 //! An object store cannot append. The history and the CSV are bounded, so they are written anew as
-//! a whole. TensorBoard reads a file on from where it was, so its files never change: each is a
+//! a whole: the history before each checkpoint and after each measurement, so that it is never behind
+//! the version from which a hive goes on, the CSV now and then. TensorBoard reads a file on from where it was, so its files never change: each is a
 //! segment with what is new since the one before. They become larger as the run becomes longer, a
 //! fiftieth of it each, so that even a long run has a few hundred.
 
@@ -17,7 +18,7 @@ use skep_wire::{Measurement, Point, Split};
 use crate::history::{Kept, Recorder, clock};
 use crate::tensorboard::EventFile;
 
-/// How long at least lies between two writes while a run is running.
+/// How long at least lies between two writes while a run is running, but for the history.
 const BETWEEN_WRITES: Duration = Duration::from_secs(10);
 /// How many seconds of a run a segment holds, at least.
 const SHORTEST_SEGMENT: f64 = 10.0;
@@ -66,6 +67,12 @@ impl MetricsFiles {
         self.write_whole().await
     }
 
+    /// Writes what a hive goes on from.
+    pub(crate) async fn write_history(&self) -> Result<(), DataError> {
+        let json = serde_json::to_vec(&self.recorder.kept()).unwrap_or_default();
+        self.files.write_metrics("history.json", Bytes::from(json)).await
+    }
+
     /// Writes everything that will not change.
     pub(crate) async fn write(&mut self) -> Result<(), DataError> {
         let kept = self.recorder.kept();
@@ -105,9 +112,8 @@ impl MetricsFiles {
     }
 
     async fn write_whole(&self) -> Result<(), DataError> {
+        self.write_history().await?;
         let kept = self.recorder.kept();
-        let json = serde_json::to_vec(&kept).unwrap_or_default();
-        self.files.write_metrics("history.json", Bytes::from(json)).await?;
         let csv = csv(&kept.history.points, &kept.history.measured);
         self.files.write_metrics("metrics.csv", Bytes::from(csv)).await
     }

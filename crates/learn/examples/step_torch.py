@@ -1,6 +1,7 @@
-"""The other side of step.rs: the same LeNet-5 step in PyTorch, one thread.
+"""The other side of step.rs: the same step in PyTorch, as people write it, on one thread.
 
-Reads a number of steps per line and answers with the minimum and median CPU milliseconds of one.
+Takes the model and, for each sample of the batch, its length in words. Reads a number of steps per
+line and answers with the minimum and median CPU milliseconds of one.
 """
 
 import statistics
@@ -10,6 +11,9 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import rnn
+
+WORDS, DIMENSION, HIDDEN = 20_000, 16, 16
 
 
 class LeNet5(nn.Module):
@@ -28,20 +32,59 @@ class LeNet5(nn.Module):
         return self.fc3(F.relu(self.fc2(x)))
 
 
+class TextAverage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, DIMENSION)
+        self.fc = nn.Linear(DIMENSION, 2)
+
+    def forward(self, words):
+        mask = (words != 0).unsqueeze(2)
+        return self.fc((self.embedding(words) * mask).sum(1) / mask.sum(1))
+
+
+class TextBigru(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, DIMENSION)
+        self.gru1 = nn.GRU(DIMENSION, HIDDEN, batch_first=True, bidirectional=True)
+        self.gru2 = nn.GRU(2 * HIDDEN, HIDDEN, batch_first=True, bidirectional=True)
+        self.fc = nn.Linear(2 * HIDDEN, 2)
+
+    def forward(self, words):
+        lengths = (words != 0).sum(1)
+        x = self.embedding(words)
+        x = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        x, _ = self.gru2(self.gru1(x)[0])
+        x, _ = rnn.pad_packed_sequence(x, batch_first=True)
+        return self.fc(x.sum(1) / lengths.unsqueeze(1))
+
+
+def reviews(lengths):
+    """Texts of these lengths, frequent words more often than rare ones."""
+    words = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        words[row, :length] = (1.0 + float(WORDS - 2) ** torch.rand(length)).long()
+    return words
+
+
 def main():
     torch.set_num_threads(1)
-    batch = int(sys.argv[1]) if len(sys.argv) > 1 else 32
     torch.manual_seed(0)
-    model = LeNet5()
-    images = torch.randn(batch, 1, 28, 28)
-    labels = torch.randint(0, 10, (batch,))
+    lengths = [int(text) for text in sys.argv[2:]]
+    if sys.argv[1] == "lenet5":
+        model, inputs = LeNet5(), torch.randn(len(lengths), 1, 28, 28)
+        labels = torch.randint(0, 10, (len(lengths),))
+    else:
+        model = {"text-average": TextAverage, "text-bigru": TextBigru}[sys.argv[1]]()
+        inputs, labels = reviews(lengths), torch.randint(0, 2, (len(lengths),))
     print(torch.__version__, flush=True)
     for line in sys.stdin:
         times = []
         for _ in range(int(line)):
             start = time.process_time_ns()
             model.zero_grad(set_to_none=True)
-            F.cross_entropy(model(images), labels).backward()
+            F.cross_entropy(model(inputs), labels).backward()
             times.append((time.process_time_ns() - start) / 1e6)
         print(min(times), statistics.median(times), flush=True)
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use skep_learn::Task;
 
-use crate::commands::{hive, key, logs, run, serve, status, train, watch, worker};
+use crate::commands::{demo, hive, key, logs, run, serve, status, train, watch, worker};
 use crate::failure::Failure;
 use crate::logging::{self, LogFlags};
 
@@ -38,6 +38,8 @@ enum Command {
     Watch(watch::WatchFlags),
     /// Show what a run's workers said
     Logs(logs::LogsFlags),
+    /// Show what kills do to a run: nothing
+    Demo(demo::DemoFlags),
     /// Make, issue and revoke keys
     Key(key::KeyFlags),
 }
@@ -71,7 +73,11 @@ fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
     logging::start(&cli.log, usual)?;
     if !matches!(
         cli.command,
-        Command::Hive(_) | Command::Worker(_) | Command::Train(_) | Command::Serve(_)
+        Command::Hive(_)
+            | Command::Worker(_)
+            | Command::Train(_)
+            | Command::Serve(_)
+            | Command::Demo(_)
     ) {
         // A command that only prints ends quietly when nobody reads on, as with `| head`.
         // SAFETY: the default action of a signal needs no handler to be sound.
@@ -86,6 +92,7 @@ fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
         Command::Status(flags) => status::status(&flags),
         Command::Watch(flags) => watch::watch(&flags),
         Command::Logs(flags) => logs::logs(&flags),
+        Command::Demo(flags) => demo::demo(flags, &tasks),
         Command::Key(flags) => key::key(flags),
     }
 }

@@ -67,6 +67,7 @@ fn help_says_what_there_is() {
       status  Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
       watch   Watch a run until it ends: progress, loss, workers, events
       logs    Show what a run's workers said
+      demo    Show what kills do to a run: nothing
       key     Make, issue and revoke keys
       help    Print this message or the help of the given subcommand(s)
 

@@ -9,7 +9,7 @@ mod support;
 use std::path::Path;
 use std::process::Command;
 
-use support::{HiveSetup, run_to_end, skep};
+use support::{HiveSetup, newest_version, run_to_end, skep, unit_task};
 
 fn python() -> Command {
     let program = std::env::var("SKEP_TENSORBOARD").unwrap_or_else(|_| "python3".to_owned());
@@ -60,4 +60,27 @@ fn tensorboard_and_csv_tell_the_same_story() {
     let ended = run_to_end(python().arg(script).arg(metrics));
     println!("{}{}", ended.stdout, ended.stderr);
     assert_eq!(ended.code, Some(0), "TensorBoard or the CSV do not agree");
+}
+
+/// Whatever version a hive goes on from after kill -9, the history tells of all versions before it.
+#[test]
+fn a_killed_hive_leaves_no_hole_in_the_history() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let arguments = "unit --name unit --steps 0 --set checkpoint.seconds=0.2";
+    let setup = HiveSetup::new(&unit_task(), folder.path(), arguments);
+    let mut hive = setup.start();
+    let _worker = setup.worker(&[("UNIT_SLEEP_MS", "5")]);
+    let watch = setup.watch();
+    for round in 1..=3 {
+        let before = watch.run("unit").durable.number;
+        watch.until("unit", "checkpoints", |view| view.durable.number > before + 20);
+        hive.kill();
+        let kept = newest_version(folder.path(), "unit").expect("a checkpoint").number;
+        hive = setup.start();
+        watch.until("unit", "new versions", |view| view.version.number > kept + 3);
+        let history = watch.ask(watch.client.history("unit", 1000)).expect("a history");
+        let told: u64 = history.points.iter().map(|point| point.versions).sum();
+        let last = history.points.last().expect("a point").version.number;
+        assert_eq!(told, last, "versions are missing after kill {round}");
+    }
 }

@@ -393,6 +393,9 @@ impl World {
                     EvaluationSplit::Test => &only.test,
                 });
                 assert!(readable.is_none_or(|readable| readable.contains(&shard)));
+                let others = self.known.values().filter(|it| !it.trains);
+                let holders = others.filter(|it| it.cursor == grant.range.start);
+                assert!(holders.count() <= 1, "at most two count the same slice");
                 return;
             }
         };
@@ -598,6 +601,7 @@ impl World {
             self.known.remove(&it.lease);
         }
         if message.evaluates {
+            self.known.retain(|_, other| other.trains || other.cursor != it.first);
             return;
         }
         assert_eq!(message.epoch, self.run.epoch());

@@ -170,6 +170,8 @@ fn fleet(url: &str, run: &str, count: usize) -> Result<Fleet, Failure> {
         arguments: arguments.map(str::to_owned).to_vec(),
         environment: Vec::new(),
         count,
+        memory: None,
+        log: None,
     })
 }
 
