@@ -6,21 +6,26 @@
 //! versions come back to the same store as checkpoints ([`RunFiles`]).
 
 pub mod checkpoint;
+pub mod classes;
 pub mod corpus;
 mod dataset;
 mod error;
 mod fault;
 mod global;
 pub mod idx;
+pub mod images;
 mod ink;
 pub mod mnist;
 pub mod model_file;
+mod npy;
 mod pickle;
 pub mod picture;
 mod run_files;
+pub mod split;
 mod state_dict;
 mod store;
 mod table;
+pub mod table_file;
 pub mod tokeniser;
 pub mod vocabulary;
 
