@@ -52,8 +52,11 @@ pub(super) fn find(folder: &Path) -> Result<Option<Vec<SheetFile>>, DataError> {
     }
 }
 
-/// A line: its label, and its pixels among all.
+/// A line, without its pixels, which lie among those of all.
 struct Line {
+    /// Which file it is in, and where there: for messages.
+    file: usize,
+    number: u64,
     set: Option<Set>,
     label: String,
 }
@@ -65,8 +68,8 @@ pub(super) fn read(
 ) -> Result<Dataset, DataError> {
     let refuse = |reason: String| DataError::Dataset { source_name: source.to_owned(), reason };
     let (mut lines, mut pixels, mut width) = (Vec::new(), Vec::new(), None);
-    for (path, set) in files {
-        read_file(path, *set, &mut width, &mut lines, &mut pixels)?;
+    for (file, (path, set)) in files.iter().enumerate() {
+        read_file(path, (file, *set), &mut width, &mut lines, &mut pixels)?;
     }
     let width = width.ok_or_else(|| refuse("it has no line".to_owned()))?;
     let [_, height, across] = settings.shape;
@@ -92,8 +95,12 @@ pub(super) fn read(
         let place = &mut places[usize::from(label)];
         let set = line.set.unwrap_or_else(|| Set::by_place(*place));
         *place += 1;
-        let pixels = picture::grey_to_sample(pixels.to_vec(), size, settings.shape, form)
-            .map_err(|error| refuse(error.to_string()))?;
+        let pixels = picture::grey_to_sample(pixels.to_vec(), size, settings.shape, form).map_err(
+            |error| {
+                let at = format!("{}: line {}", files[line.file].0.display(), line.number);
+                DataError::file(&at, error.to_string())
+            },
+        )?;
         sets[usize::from(set == Set::Test)].add(&pixels, label).map_err(refuse)?;
     }
     join(source, sets, &classes, settings.shape)
@@ -101,7 +108,7 @@ pub(super) fn read(
 
 fn read_file(
     path: &Path,
-    set: Option<Set>,
+    (file, set): (usize, Option<Set>),
     width: &mut Option<usize>,
     lines: &mut Vec<Line>,
     pixels: &mut Vec<u8>,
@@ -124,7 +131,8 @@ fn read_file(
     let mut label_at = 0;
     let mut first = true;
     while reader.read_byte_record(&mut row).map_err(fail)? {
-        let at = format!("{place}: line {}", row.position().map_or(0, csv::Position::line));
+        let number = row.position().map_or(0, csv::Position::line);
+        let at = format!("{place}: line {number}");
         if row.len() < 2 || row.len() > MOST_COLUMNS {
             let reason = format!(
                 "{} columns; a label and up to {MOST_COLUMNS} pixels are needed",
@@ -170,7 +178,7 @@ fn read_file(
                 if label.is_empty() || label.len() > 200 {
                     return Err(DataError::file(&at, "it has no label"));
                 }
-                lines.push(Line { set, label });
+                lines.push(Line { file, number, set, label });
             } else {
                 pixels.push(byte(field).ok_or_else(|| {
                     let shown: String = String::from_utf8_lossy(field).chars().take(40).collect();

@@ -108,7 +108,8 @@ fn what_cannot_be_used_is_named() {
         ("1,0,0,0,0\n1,0,0,0,256\n", "line 2`: `256` is no pixel"),
         ("1,0,0,0,0\n,0,0,0,1\n", "line 2`: it has no label"),
         ("pixel0,pixel1,pixel2\n0,0,0\n", "no column `label`"),
-        ("1,0,0,0,0\n", "test set is empty"),
+        ("cat,0,0,0,0\n", "test set is empty"),
+        ("1,0,0,0,0\n", "line 1`: there is nothing on the picture"),
         ("1\n", "1 columns"),
     ] {
         std::fs::write(&csv, text).expect("writes");
