@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 import struct
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -111,3 +112,33 @@ for archive, name in [("imdb", "x_train"), ("imdb", "y_train"), ("padded", "x_te
 write("texts", "vocabulary", json.dumps(
     {"format": 1, "length": 4, "classes": ["no", "yes"], "words": ["it's", "a"]}).encode())
 write("texts", "review", "It's a film.<br /><BR>Isn’t it? 8/10 Ünd".encode())
+
+
+def npy(kind: str, shape: tuple, content: bytes) -> bytes:
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + content
+
+
+COLUMNS = {"image": npy("|u1", (3, 2, 2), bytes(12)), "label": npy("<i8", (3,), bytes(24))}
+KINDS = [{"name": "image", "dtype": "U8", "shape": [2, 2]}, {"name": "label", "dtype": "I64", "shape": []}]
+packed = io.BytesIO()
+with zipfile.ZipFile(packed, "w") as arrays:
+    for name, content in COLUMNS.items():
+        arrays.writestr(zipfile.ZipInfo(f"{name}.npy"), content)
+write("table_file", "npz", b"\0" + packed.getvalue())
+write("table_file", "safetensors", b"\1" + safetensors(*tensors(("label", "U8", [3], b"\1\2\3"))))
+unpacked = io.BytesIO()
+with tarfile.open(fileobj=unpacked, mode="w") as arrays:
+    table = json.dumps({"format": 1, "rows": 3, "columns": KINDS}).encode()
+    for name, content in {"table.json": table, **{f"{name}.npy": column for name, column in COLUMNS.items()}}.items():
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        arrays.addfile(entry, io.BytesIO(content))
+write("table_file", "tar.gz", b"\2" + gzip.compress(unpacked.getvalue(), mtime=0))
+FILE = {"samples": 3, "bytes": 9, "sha256": "ab" * 32, "labels": {"0": 2, "1": 1}}
+write("table_file", "description", b"\3" + json.dumps({
+    "kind": "skep-dataset", "format": 1, "source": "here", "split": "label", "copy": {"number": 1, "of": 2},
+    "columns": KINDS, "classes": [{"label": 0, "name": "ant", "train": 2, "validation": 0, "test": 2}],
+    "files": [{"path": "train-00001-of-00001.npz", "split": "train", **FILE},
+              {"path": "test.npz", "split": "test", **FILE}],
+    "assets": [{"path": "classes.json", "bytes": 9, "sha256": "ab" * 32}]}).encode())

@@ -71,7 +71,13 @@ impl TestHive {
             }])
         };
         let (train, test) = (rows(samples)?, rows(1)?);
-        let dataset = Dataset { source: "nothing".to_owned(), train, test, assets: Vec::new() };
+        let dataset = Dataset {
+            source: "nothing".to_owned(),
+            train,
+            validation: None,
+            test,
+            assets: Vec::new(),
+        };
         let settings = PrepareSettings {
             shards: Some(1),
             copies: 1,

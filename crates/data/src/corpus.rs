@@ -119,14 +119,19 @@ impl Corpus {
         DataError::Dataset { source_name: self.source.clone(), reason }
     }
 
+    /// How many texts of each class there are to learn from, and how many to measure on.
+    pub fn counts(&self) -> [[usize; CLASSES.len()]; 2] {
+        let mut counts = [[0; CLASSES.len()]; 2];
+        for document in &self.documents {
+            counts[usize::from(document.set == Set::Test)][usize::from(document.label)] += 1;
+        }
+        counts
+    }
+
     fn check(&self) -> Result<(), DataError> {
-        for (set, name) in [(Set::Train, "training"), (Set::Test, "test")] {
-            let mut found = [0usize; CLASSES.len()];
-            for document in self.documents.iter().filter(|document| document.set == set) {
-                found[usize::from(document.label)] += 1;
-            }
+        for (found, name) in self.counts().iter().zip(["training", "test"]) {
             for (count, class) in found.iter().zip(CLASSES) {
-                if *count == 0 && set == Set::Train {
+                if *count == 0 && name == "training" {
                     return Err(self.refuse(format!("its {name} set has no {class} text")));
                 }
             }
@@ -200,6 +205,7 @@ impl Corpus {
         Ok(Dataset {
             source: self.source.clone(),
             train: table(Set::Train)?,
+            validation: None,
             test: table(Set::Test)?,
             assets: vec![asset],
         })

@@ -4,6 +4,7 @@
 //! that is spread unevenly, they can be put in the order of their labels after that.
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use skep_wire::{AssetRef, Manifest, ShardRef};
 
 use crate::{DataError, Table, shard_hash};
@@ -22,6 +23,9 @@ pub struct Dataset {
     pub source: String,
     /// To learn from.
     pub train: Table,
+    /// To measure on while training, where the data says which rows; else some of the training
+    /// rows are held out.
+    pub validation: Option<Table>,
     /// To measure on at the end.
     pub test: Table,
     /// What a model that is trained on it needs besides its parameters; none for most.
@@ -51,7 +55,8 @@ pub struct PrepareSettings {
 }
 
 /// Which rows go together in a shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum RowSplit {
     /// Any: every shard looks like the whole.
     #[default]
@@ -72,6 +77,32 @@ pub struct Prepared {
 impl Dataset {
     /// Shuffles, holds out, cuts. The same data and settings give the same bytes, everywhere.
     pub fn prepare(&self, settings: &PrepareSettings) -> Result<Prepared, DataError> {
+        let Cut { train, validation } = self.cut(settings)?;
+        let mut prepared = Prepared {
+            manifest: Manifest { source: self.source.clone(), ..Manifest::default() },
+            shards: Vec::new(),
+        };
+        // A copy is the same shards once more: their bytes are kept once, their positions are not,
+        // and each has an order of its own.
+        let copy = prepared.add(&self.train, &train)?;
+        prepared.manifest.train = vec![copy; settings.copies].concat();
+        prepared.manifest.validation = match &self.validation {
+            Some(table) => prepared.add(table, &by_size(table, &all_rows(table)))?,
+            None => prepared.add(&self.train, &by_size(&self.train, &validation))?,
+        };
+        prepared.manifest.test =
+            prepared.add(&self.test, &by_size(&self.test, &all_rows(&self.test)))?;
+        for Asset { name, bytes } in &self.assets {
+            let (hash, size) = (shard_hash(bytes), bytes.len() as u64);
+            let asset = AssetRef { name: name.clone(), hash: hash.clone(), bytes: size };
+            prepared.manifest.assets.push(asset);
+            prepared.shards.push((ShardRef::kept(hash, 1, size), bytes.clone()));
+        }
+        Ok(prepared)
+    }
+
+    /// Which training rows go where.
+    pub(crate) fn cut(&self, settings: &PrepareSettings) -> Result<Cut, DataError> {
         let refuse =
             |reason: String| DataError::Dataset { source_name: self.source.clone(), reason };
         for (name, table) in [("training", &self.train), ("test", &self.test)] {
@@ -92,7 +123,7 @@ impl Dataset {
             )));
         }
         let rows = self.train.rows();
-        let held = if share == 0.0 {
+        let held = if share == 0.0 || self.validation.is_some() {
             0
         } else if rows < 2 {
             return Err(refuse(
@@ -125,53 +156,51 @@ impl Dataset {
                 train.len()
             )));
         }
-
-        let mut prepared = Prepared {
-            manifest: Manifest { source: self.source.clone(), ..Manifest::default() },
-            shards: Vec::new(),
-        };
-        // A copy is the same shards once more: their bytes are kept once, their positions are not,
-        // and each has an order of its own.
-        let copy = prepared.cut(&self.train, &train, shards)?;
-        prepared.manifest.train = vec![copy; settings.copies].concat();
-        let parts = count_by_size(&self.train, validation.len());
-        prepared.manifest.validation = prepared.cut(&self.train, validation, parts)?;
-        let all: Vec<u64> = (0..self.test.rows() as u64).collect();
-        let parts = count_by_size(&self.test, all.len());
-        prepared.manifest.test = prepared.cut(&self.test, &all, parts)?;
-        for Asset { name, bytes } in &self.assets {
-            let (hash, size) = (shard_hash(bytes), bytes.len() as u64);
-            let asset = AssetRef { name: name.clone(), hash: hash.clone(), bytes: size };
-            prepared.manifest.assets.push(asset);
-            prepared.shards.push((ShardRef::kept(hash, 1, size), bytes.clone()));
-        }
-        Ok(prepared)
+        Ok(Cut { train: in_parts(&train, shards), validation: validation.to_vec() })
     }
 }
 
+/// Rows of the training table, part by part, and those that are held out.
+pub(crate) struct Cut {
+    pub(crate) train: Vec<Vec<u64>>,
+    pub(crate) validation: Vec<u64>,
+}
+
 impl Prepared {
-    /// Cuts rows into parts whose sizes differ by one at most.
-    fn cut(
-        &mut self,
-        table: &Table,
-        rows: &[u64],
-        parts: usize,
-    ) -> Result<Vec<ShardRef>, DataError> {
-        let (length, extra) = (rows.len() / parts.max(1), rows.len() % parts.max(1));
-        let mut refs = Vec::with_capacity(parts);
+    /// Adds a shard for each part.
+    fn add(&mut self, table: &Table, parts: &[Vec<u64>]) -> Result<Vec<ShardRef>, DataError> {
+        let mut refs = Vec::with_capacity(parts.len());
         let mut part = Table::default();
-        let mut rest = rows;
-        for at in 0..parts {
-            let (these, others) = rest.split_at(length + usize::from(at < extra));
-            rest = others;
-            table.gather_into(these, &mut part)?;
+        for rows in parts {
+            table.gather_into(rows, &mut part)?;
             let bytes = Bytes::from(part.to_shard());
-            let shard = ShardRef::kept(shard_hash(&bytes), these.len() as u64, bytes.len() as u64);
+            let shard = ShardRef::kept(shard_hash(&bytes), rows.len() as u64, bytes.len() as u64);
             refs.push(shard.clone());
             self.shards.push((shard, bytes));
         }
         Ok(refs)
     }
+}
+
+pub(crate) fn all_rows(table: &Table) -> Vec<u64> {
+    (0..table.rows() as u64).collect()
+}
+
+/// Rows in parts of about a mebibyte.
+fn by_size(table: &Table, rows: &[u64]) -> Vec<Vec<u64>> {
+    in_parts(rows, count_by_size(table, rows.len()))
+}
+
+/// Rows in parts whose sizes differ by one at most.
+fn in_parts(rows: &[u64], parts: usize) -> Vec<Vec<u64>> {
+    let (length, extra) = (rows.len() / parts.max(1), rows.len() % parts.max(1));
+    let mut rest = rows;
+    let next = |at| {
+        let (these, others) = rest.split_at(length + usize::from(at < extra));
+        rest = others;
+        these.to_vec()
+    };
+    (0..parts).map(next).collect()
 }
 
 /// About a mebibyte of rows each; none for no rows.
@@ -220,7 +249,7 @@ mod tests {
     fn dataset(rows: usize, test: usize, width: usize) -> Dataset {
         let source = "numbers".to_owned();
         let (train, test) = (numbered(rows, width), numbered(test, width));
-        Dataset { source, train, test, assets: Vec::new() }
+        Dataset { source, train, validation: None, test, assets: Vec::new() }
     }
 
     fn settings(shards: Option<usize>, validation: f64) -> PrepareSettings {

@@ -145,7 +145,8 @@ impl DataError {
         }
     }
 
-    pub(crate) fn of_io(path: &str, error: io::Error) -> Self {
+    /// Sorts what the system said by what can be done about it.
+    pub fn of_io(path: &str, error: io::Error) -> Self {
         let kind = Some(error.kind());
         Self::of_kind(path.to_owned(), kind, error.into())
     }

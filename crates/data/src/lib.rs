@@ -6,19 +6,26 @@
 //! versions come back to the same store as checkpoints ([`RunFiles`]).
 
 pub mod checkpoint;
+pub mod classes;
 pub mod corpus;
 mod dataset;
 mod error;
 mod fault;
 mod global;
 pub mod idx;
+pub mod images;
+mod ink;
 pub mod mnist;
 pub mod model_file;
+mod npy;
 mod pickle;
+pub mod picture;
 mod run_files;
+pub mod split;
 mod state_dict;
 mod store;
 mod table;
+pub mod table_file;
 pub mod tokeniser;
 pub mod vocabulary;
 
@@ -32,6 +39,7 @@ pub use error::DataError;
 pub use fault::{Fault, Faults};
 pub use model_file::LoadedTensor;
 pub use pickle::MAX_PICKLE_BYTES;
+pub use picture::ImageForm;
 pub use run_files::{RunFiles, RunRecord, list_runs};
 pub use state_dict::read_state_dict;
 pub use store::Store;

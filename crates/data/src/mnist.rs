@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use skep_wire::Dtype;
 
 use crate::idx::{self, IdxArray};
-use crate::{Column, DataError, Dataset, Table};
+use crate::{Column, DataError, Dataset, Table, classes};
 
 /// The name of the built-in sample.
 pub const BUILT_IN: &str = "mnist";
@@ -18,9 +18,12 @@ const TRAIN_LABELS: &[u8] = include_bytes!("../assets/train-labels-idx1-ubyte.gz
 const TEST_IMAGES: &[u8] = include_bytes!("../assets/t10k-images-idx3-ubyte.gz");
 const TEST_LABELS: &[u8] = include_bytes!("../assets/t10k-labels-idx1-ubyte.gz");
 
+/// The four files.
+const NAMES: [&str; 4] = ["train-images", "train-labels", "t10k-images", "t10k-labels"];
+
 /// Opens the built-in sample (`mnist`) or a folder with the four files
 /// `{train,t10k}-{images-idx3,labels-idx1}-ubyte`, compressed or not. Columns: `image`, `U8`
-/// [height, width], and `label`, `U8`.
+/// [height, width], and `label`, `U8`. A `classes.json` beside them, a list, names the classes.
 pub fn open(source: &str) -> Result<Dataset, DataError> {
     let (train, test) = if source == BUILT_IN {
         let images = idx::decode("train-images (built in)", TRAIN_IMAGES)?;
@@ -42,7 +45,19 @@ pub fn open(source: &str) -> Result<Dataset, DataError> {
             ),
         });
     }
-    Ok(Dataset { source: source.to_owned(), train, test, assets: Vec::new() })
+    let mut assets = Vec::new();
+    let names = Path::new(source).join(classes::ASSET);
+    if source != BUILT_IN && names.is_file() {
+        let place = names.to_string_lossy();
+        let bytes = std::fs::read(&names).map_err(|error| DataError::of_io(&place, error))?;
+        assets.push(classes::asset(&classes::parse(&place, &bytes)?));
+    }
+    Ok(Dataset { source: source.to_owned(), train, validation: None, test, assets })
+}
+
+/// Whether a folder has any of the four files.
+pub(crate) fn has_files(folder: &Path) -> bool {
+    NAMES.iter().any(|name| find(folder, name).is_some())
 }
 
 fn read_folder(source: &str) -> Result<(Table, Table), DataError> {
@@ -53,8 +68,7 @@ fn read_folder(source: &str) -> Result<(Table, Table), DataError> {
             "neither built in (`{BUILT_IN}` is) nor a folder that is there"
         )));
     }
-    let names = ["train-images", "train-labels", "t10k-images", "t10k-labels"];
-    let found = names.map(|name| (name, find(folder, name)));
+    let found = NAMES.map(|name| (name, find(folder, name)));
     let missing: Vec<String> = found
         .iter()
         .filter(|(_, path)| path.is_none())

@@ -224,14 +224,28 @@ impl Table {
         Ok(())
     }
 
+    /// Adds the rows of a table with the same columns.
+    pub fn append(&mut self, other: &Self) -> Result<(), DataError> {
+        if !self.has_columns_of(other) {
+            return Err(DataError::Table("its columns differ from the others'".to_owned()));
+        }
+        for (to, from) in self.columns.iter_mut().zip(&other.columns) {
+            to.bytes.extend_from_slice(&from.bytes);
+        }
+        self.rows += other.rows;
+        Ok(())
+    }
+
+    fn has_columns_of(&self, other: &Self) -> bool {
+        let same = |(a, b): (&Column, &Column)| {
+            (&a.name, a.dtype, &a.shape) == (&b.name, b.dtype, &b.shape)
+        };
+        self.columns.len() == other.columns.len()
+            && self.columns.iter().zip(&other.columns).all(same)
+    }
+
     fn take_columns_of(&mut self, other: &Self) {
-        let same = self.columns.len() == other.columns.len()
-            && self
-                .columns
-                .iter()
-                .zip(&other.columns)
-                .all(|(a, b)| a.name == b.name && a.dtype == b.dtype && a.shape == b.shape);
-        if !same {
+        if !self.has_columns_of(other) {
             self.columns = other
                 .columns
                 .iter()

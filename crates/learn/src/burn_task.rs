@@ -33,6 +33,11 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
         &[]
     }
 
+    /// Whether its own data stands in where one of its other names is given and no data.
+    fn stands_in(&self, _alias: &str) -> bool {
+        true
+    }
+
     /// The task with the settings of `model.settings`. One without any refuses them.
     fn configured(&self, settings: &Map<String, Value>) -> Result<Self, LearnError> {
         match settings.keys().next() {
@@ -44,8 +49,14 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
         }
     }
 
-    /// Opens the data.
+    /// Opens the data, in any form that is the task's own; folders that `skep data split` wrote are
+    /// opened without it.
     fn dataset(&self, source: &str) -> Result<Dataset, LearnError>;
+
+    /// Writes into a job what follows from its data and was not said.
+    fn settle(&self, _job: &mut Job, _dataset: &Dataset) -> Result<(), LearnError> {
+        Ok(())
+    }
 
     /// Builds the model. Its values do not matter: parameters come from the hive.
     fn model(&self, device: &Device) -> Self::Model;
@@ -110,8 +121,21 @@ impl<T: BurnTask> Task for Burn<T> {
         self.0.aliases()
     }
 
+    fn stands_in(&self, alias: &str) -> bool {
+        self.0.stands_in(alias)
+    }
+
     fn dataset(&self, job: &Job) -> Result<Dataset, LearnError> {
-        self.0.configured(&job.model.settings)?.dataset(&job.data.source)
+        let task = self.0.configured(&job.model.settings)?;
+        // What `skep data split` wrote is the same for every task.
+        match skep_data::split::open(&job.data.source)? {
+            Some(dataset) => Ok(dataset),
+            None => task.dataset(&job.data.source),
+        }
+    }
+
+    fn settle(&self, job: &mut Job, dataset: &Dataset) -> Result<(), LearnError> {
+        self.0.settle(job, dataset)
     }
 
     fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError> {

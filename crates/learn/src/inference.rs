@@ -1,6 +1,8 @@
 //! What a trained model takes from people and answers with: enough for a server to turn a
 //! photograph or a sentence into a batch, without knowing the model.
 
+pub use skep_data::ImageForm;
+
 /// What a model can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inference {
@@ -25,13 +27,4 @@ pub enum Input {
     },
     /// A text, which [`Task::encode`](crate::Task::encode) makes a batch of.
     Text,
-}
-
-/// How a model's pictures were made, so that others can be made the same way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ImageForm {
-    /// One figure in light ink on black, fitted into the middle and centred by its mass: MNIST's.
-    Ink,
-    /// The whole picture, resized.
-    Photograph,
 }

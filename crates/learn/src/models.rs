@@ -12,7 +12,7 @@ pub mod text_bigru;
 /// Every task that a worker of this build knows.
 pub fn tasks() -> Vec<Arc<dyn Task>> {
     vec![
-        Arc::new(Burn(lenet5::LeNet5)),
+        Arc::new(Burn(lenet5::LeNet5::default())),
         Arc::new(Burn(text_average::TextAverage::default())),
         Arc::new(Burn(text_bigru::TextBigru::default())),
     ]

@@ -25,8 +25,19 @@ pub trait Task: Send + Sync {
         &[]
     }
 
+    /// Whether its own data stands in where one of its other names is given and no data.
+    fn stands_in(&self, _alias: &str) -> bool {
+        true
+    }
+
     /// Opens the data that a job names: a built-in name, a folder or a file.
     fn dataset(&self, job: &Job) -> Result<Dataset, LearnError>;
+
+    /// Writes into a job what follows from its data and was not said: how many classes there are,
+    /// and what they are called. Workers build the model from the job alone.
+    fn settle(&self, _job: &mut Job, _dataset: &Dataset) -> Result<(), LearnError> {
+        Ok(())
+    }
 
     /// Builds the model for one worker.
     fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError>;

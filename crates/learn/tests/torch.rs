@@ -98,7 +98,7 @@ fn agree(task: &dyn Task, job: &Job, batch: &Table, expected: &[u8]) {
 
 #[test]
 fn lenet5_computes_what_pytorch_computes() {
-    let task = Burn(models::lenet5::LeNet5);
+    let task = Burn(models::lenet5::LeNet5::default());
     agree(&task, &task.defaults(), &batch(), include_bytes!("fixtures/lenet5.safetensors"));
     let compute = task.compute(&task.defaults()).expect("a good model");
     assert_eq!(compute.schema().trainable_elements(), 61_706);

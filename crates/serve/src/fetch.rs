@@ -3,22 +3,15 @@
 //! checked, so that a name cannot change its mind in between.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::ServerName;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
 use skep_wire::ErrorCode;
-use tokio::io::{AsyncRead, AsyncWrite};
+use skep_worker::Web;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
-use tokio_rustls::TlsConnector;
 use url::{Host, Url};
 
 use crate::address::is_public;
@@ -55,7 +48,7 @@ impl Default for FetchSettings {
 pub struct Fetcher {
     settings: FetchSettings,
     allowed: fn(IpAddr) -> bool,
-    tls: TlsConnector,
+    web: Web,
     places: Semaphore,
 }
 
@@ -71,17 +64,9 @@ fn refuse(message: impl Into<String>) -> ApiError {
 impl Fetcher {
     /// Makes ready; connects to nothing.
     pub fn new(settings: FetchSettings) -> Result<Self, ServeError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| ServeError::System(format!("TLS: {error}")))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        let web = Web::new()?;
         let allowed = if settings.allow_private { |_| true } else { is_public };
-        let tls = TlsConnector::from(Arc::new(config));
-        Ok(Self { settings, allowed, tls, places: Semaphore::new(MOST_AT_ONCE) })
+        Ok(Self { settings, allowed, web, places: Semaphore::new(MOST_AT_ONCE) })
     }
 
     /// The bytes at an address.
@@ -123,15 +108,9 @@ impl Fetcher {
         }
         let port = url.port_or_known_default().unwrap_or(80);
         let stream = self.connect(url, port).await?;
-        let response = if url.scheme() == "https" {
-            let name = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-            let name = ServerName::try_from(name)
-                .map_err(|_| refuse("the address has no name that TLS knows"))?;
-            let stream = self.tls.connect(name, stream).await;
-            exchange(stream.map_err(|error| refuse(format!("TLS: {error}")))?, url).await?
-        } else {
-            exchange(stream, url).await?
-        };
+        let accept = HeaderValue::from_static("image/png, image/jpeg");
+        let headers = HeaderMap::from_iter([(header::ACCEPT, accept)]);
+        let response = self.web.get(stream, url, headers).await.map_err(refuse)?;
         if response.status().is_redirection() {
             let next = response
                 .headers()
@@ -186,34 +165,9 @@ impl Fetcher {
     }
 }
 
-async fn exchange<S>(stream: S, url: &Url) -> Result<http::Response<Incoming>, ApiError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let broken = |error: hyper::Error| refuse(format!("the address does not speak HTTP: {error}"));
-    let (mut sender, connection) =
-        http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(broken)?;
-    tokio::spawn(async move {
-        // How the connection ends shows in the answer.
-        let _ = connection.await;
-    });
-    let mut target = url.path().to_owned();
-    if let Some(query) = url.query() {
-        target = format!("{target}?{query}");
-    }
-    let host = url.host_str().unwrap_or_default();
-    let host = url.port().map_or(host.to_owned(), |port| format!("{host}:{port}"));
-    let request = Request::get(target)
-        .header(header::HOST, host)
-        .header(header::ACCEPT, "image/png, image/jpeg")
-        .header(header::USER_AGENT, concat!("skep/", env!("CARGO_PKG_VERSION")))
-        .body(Empty::<Bytes>::new())
-        .map_err(|error| refuse(format!("the address cannot be asked: {error}")))?;
-    sender.send_request(request).await.map_err(broken)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use axum::Router;

@@ -78,7 +78,13 @@ impl Task for UnitTask {
     fn dataset(&self, job: &Job) -> Result<Dataset, LearnError> {
         let source = &job.data.source;
         let train = numbered(samples(source)?)?;
-        Ok(Dataset { source: source.to_owned(), train, test: numbered(16)?, assets: vec![] })
+        Ok(Dataset {
+            source: source.to_owned(),
+            train,
+            validation: None,
+            test: numbered(16)?,
+            assets: vec![],
+        })
     }
 
     fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError> {

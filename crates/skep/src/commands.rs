@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod data;
 pub(crate) mod demo;
 pub(crate) mod hive;
 pub(crate) mod key;

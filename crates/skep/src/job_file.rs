@@ -17,8 +17,8 @@ const LOCAL_STEPS: u64 = 32;
 /// Settings that can be given on the command line.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct JobFlags {
-    /// A folder or file with the data (for MNIST and the like: the four idx files, .gz or raw; for
-    /// reviews: a folder, .tar.gz, .csv, .jsonl or .npz)
+    /// The data: what `skep data split` wrote, or one shard of it; for images the four files of MNIST,
+    /// a folder of .png or .jpg per class, or .csv; for reviews a folder, .tar.gz, .csv, .jsonl or .npz
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<String>,
     /// The model, where a task has several: text-average or text-bigru for imdb
@@ -142,6 +142,10 @@ pub(crate) fn read(
     })?;
     // A task may go by the name of a dataset that it does not have built in.
     let built_in = task.aliases().contains(&what) && job.data.source == task.defaults().data.source;
+    if built_in && !task.stands_in(what) {
+        return Err(Failure::mistake(format!("`{what}` is not built in"))
+            .hint(format!("get it with `skep data fetch {what}`, then add --data data/{what}")));
+    }
     let what = if built_in { &job.data.source } else { what };
     let stem = Path::new(what).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
     let usual: String = stem

@@ -17,6 +17,7 @@
 mod cli;
 mod commands;
 mod connect;
+mod download;
 mod failure;
 mod job_file;
 mod logging;

@@ -9,6 +9,7 @@ use skep_wire::{Frame, Layout, RUN_METADATA, RunSpec};
 
 use crate::failure::Failure;
 use crate::job_file::TaskJob;
+use crate::progress::reading;
 
 /// Everything that creates a run.
 pub(crate) struct PreparedRun {
@@ -19,8 +20,10 @@ pub(crate) struct PreparedRun {
 
 /// Opens the data and makes version 0.
 pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, Failure> {
-    let TaskJob { task, job, .. } = task_job;
-    let dataset = task.dataset(job)?;
+    let task = &task_job.task;
+    let mut job = task_job.job.clone();
+    let dataset = reading(&job.data.source, || task.dataset(&job))?;
+    task.settle(&mut job, &dataset)?;
     let split = match job.data.split.as_str() {
         "shuffled" => RowSplit::Shuffled,
         "label" => RowSplit::Label,
@@ -35,7 +38,7 @@ pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, F
         validation: job.data.validation,
         split,
     })?;
-    let mut compute = task.compute(job)?;
+    let mut compute = task.compute(&job)?;
     let mut version0 = compute.initial(job.run.seed)?;
     if let Some(path) = &job.model.init {
         let loaded = model_file::load(path)?;
@@ -49,7 +52,7 @@ pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, F
     compute.evaluate(&dataset.train.slice(0..1)?)?;
     let spec = RunSpec {
         name,
-        job: job.clone(),
+        job,
         schema: compute.schema().clone(),
         manifest: data.manifest.clone(),
         made_by: format!("skep {}", env!("CARGO_PKG_VERSION")),

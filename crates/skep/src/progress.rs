@@ -18,14 +18,7 @@ const LINE_EVERY: Duration = Duration::from_secs(2);
 impl Progress {
     pub(crate) fn new() -> Self {
         let terminal = std::io::stderr().is_terminal();
-        let bar = terminal.then(|| {
-            let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr_with_hz(8));
-            let style = ProgressStyle::with_template("{prefix} {wide_bar:.yellow/238} {msg}");
-            if let Ok(style) = style {
-                bar.set_style(style.progress_chars("⬢⬡ "));
-            }
-            bar
-        });
+        let bar = terminal.then(|| bar(1, "{prefix} {wide_bar:.yellow/238} {msg}"));
         Self { bar, last_line: None }
     }
 
@@ -55,6 +48,28 @@ impl Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Shows that something is being read, where a person looks on.
+pub(crate) fn reading<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+    if let Ok(style) = ProgressStyle::with_template("{spinner:.yellow} {msg} ({elapsed})") {
+        spinner.set_style(style);
+    }
+    spinner.set_message(format!("reading {what}"));
+    spinner.enable_steady_tick(Duration::from_millis(120));
+    let result = work();
+    spinner.finish_and_clear();
+    result
+}
+
+/// A bar over so many files or bytes, where a person looks on.
+pub(crate) fn bar(all: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::stderr_with_hz(8));
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("⬢⬡ "));
+    }
+    bar
 }
 
 fn share(view: &RunView) -> (u64, u64) {

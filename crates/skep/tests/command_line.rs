@@ -63,6 +63,7 @@ fn help_says_what_there_is() {
       hive    Keep the parameters: the server that workers come to
       worker  Work for a hive until its run is done
       run     Create, list, show, pause, resume, finish, stop or delete runs of a hive
+      data    Fetch, look at, split or copy data
       serve   Answer questions with a trained model, over HTTP and on a page
       status  Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
       watch   Watch a run until it ends: progress, loss, workers, events

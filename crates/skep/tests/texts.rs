@@ -79,7 +79,7 @@ fn mistakes_are_named_and_leave_nothing() {
         ("imdb --model lenet5", &["no model `lenet5`", "text-average, text-bigru"]),
         ("mnist --model text-bigru", &["`mnist` has no model"]),
         ("imdb --set model.settings.wrods=9", &["`wrods`", "words, length, dimension"]),
-        ("mnist --set model.settings.words=9", &["`words`", "it has none"]),
+        ("mnist --set model.settings.words=9", &["`words`", "classes, form"]),
         ("imdb --data ./empty --set model.settings.length=0", &["`length`", "1 to 65536"]),
     ] {
         let ended = run(place.path(), &format!("train {flags}"));

@@ -82,7 +82,7 @@ impl Target {
     }
 }
 
-async fn handshake<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, String>
+pub(crate) async fn handshake<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, String>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
@@ -117,7 +117,7 @@ impl Connection {
     }
 }
 
-fn tls_config(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
+pub(crate) fn tls_config(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
     let wrong = |error: &dyn std::fmt::Display| ClientError::Settings(format!("TLS: {error}"));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())

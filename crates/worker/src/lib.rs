@@ -10,8 +10,10 @@ mod error;
 mod heartbeat;
 mod local;
 mod shards;
+mod web;
 mod worker;
 
 pub use client::{Client, ClientSettings, Pulled};
 pub use error::{ClientError, WorkerError};
+pub use web::Web;
 pub use worker::{WorkEnd, WorkerSettings, work};

@@ -76,7 +76,7 @@ impl BurnTask for Spirals {
     }
     fn dataset(&self, source: &str) -> Answer<Dataset> {
         let (train, test) = (points(6000, 1)?, points(1500, 2)?);
-        Ok(Dataset { source: source.into(), train, test, assets: vec![] })
+        Ok(Dataset { source: source.into(), train, validation: None, test, assets: vec![] })
     }
     fn model(&self, device: &Device) -> Net {
         Net {

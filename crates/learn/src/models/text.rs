@@ -3,8 +3,8 @@
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 use serde_json::{Map, Value, json};
-use skep_data::vocabulary::{MOST_LENGTH, MOST_NUMBERS};
-use skep_data::{Corpus, Dataset, Table, VocabularySettings, corpus};
+use skep_data::vocabulary::{MOST_LENGTH, MOST_NUMBERS, UNKNOWN};
+use skep_data::{Corpus, Dataset, Table, Vocabulary, VocabularySettings, corpus};
 use skep_wire::Job;
 
 use crate::tokens::Tokens;
@@ -12,6 +12,9 @@ use crate::{LearnError, classify};
 
 /// The most floats of a vector or state.
 const MOST_SIZE: usize = 4096;
+
+/// The number of the most frequent word.
+const FIRST_WORD: u16 = UNKNOWN + 1;
 
 /// `model.settings` of a model of texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +64,43 @@ impl TextSettings {
     pub fn dataset(self, source: &str) -> Result<Dataset, LearnError> {
         let settings = VocabularySettings { words: self.words, length: self.length };
         Ok(Corpus::open(source)?.dataset(settings)?)
+    }
+
+    /// Data that was split has its vocabulary already: the model takes its length and number of
+    /// words over, unless others were asked for.
+    pub fn settle(self, model: &str, job: &mut Job, dataset: &Dataset) -> Result<(), LearnError> {
+        let assets = dataset.assets.iter();
+        let mut found = assets.filter(|asset| asset.name == Vocabulary::ASSET);
+        let Some(asset) = found.next() else {
+            return Err(LearnError::Column {
+                name: "tokens".to_owned(),
+                reason: format!("means nothing without a `{}`", Vocabulary::ASSET),
+            });
+        };
+        let vocabulary = Vocabulary::parse(&asset.name, &asset.bytes)?;
+        let words = vocabulary.words().len() + usize::from(FIRST_WORD);
+        let settings = &mut job.model.settings;
+        if vocabulary.length() != self.length {
+            settings.entry("length").or_insert_with(|| json!(vocabulary.length()));
+        }
+        if words > self.words {
+            settings.entry("words").or_insert_with(|| json!(words));
+        }
+        let changed = self.changed(model, settings)?;
+        if changed.length != vocabulary.length() || changed.words < words {
+            return Err(LearnError::Setting {
+                model: model.to_owned(),
+                reason: format!(
+                    "the texts of {} have {} numbers of {words} words; `length` {} and `words` {} \
+                     do not fit: leave them out, or split again with them",
+                    dataset.source,
+                    vocabulary.length(),
+                    changed.length,
+                    changed.words
+                ),
+            });
+        }
+        Ok(())
     }
 
     /// The texts of a batch.

@@ -69,6 +69,10 @@ impl BurnTask for TextAverage {
         self.0.dataset(source)
     }
 
+    fn settle(&self, job: &mut Job, dataset: &Dataset) -> Result<(), LearnError> {
+        self.0.settle(self.name(), job, dataset)
+    }
+
     fn model(&self, device: &Device) -> Model {
         Model {
             embedding: WordVectors::new(self.0, device),

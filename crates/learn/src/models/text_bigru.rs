@@ -125,6 +125,10 @@ impl BurnTask for TextBigru {
         self.0.dataset(source)
     }
 
+    fn settle(&self, job: &mut Job, dataset: &Dataset) -> Result<(), LearnError> {
+        self.0.settle(self.name(), job, dataset)
+    }
+
     fn model(&self, device: &Device) -> Model {
         let TextSettings { dimension, hidden, .. } = self.0;
         Model {
