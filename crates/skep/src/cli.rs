@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use skep_learn::Task;
 
-use crate::commands::{hive, key, logs, run, serve, status, train, watch, worker};
+use crate::commands::{hive, key, logs, model, run, serve, status, train, watch, worker};
 use crate::failure::Failure;
 use crate::logging::{self, LogFlags};
 
@@ -30,6 +30,8 @@ enum Command {
     Worker(worker::WorkerFlags),
     /// Create, list, show, pause, resume, finish, stop or delete runs of a hive
     Run(run::RunFlags),
+    /// Average, measure, look into, convert, fetch or export models
+    Model(Box<model::ModelFlags>),
     /// Answer questions with a trained model, over HTTP and on a page
     Serve(Box<serve::ServeFlags>),
     /// Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
@@ -82,6 +84,7 @@ fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
         Command::Hive(flags) => hive::hive(*flags, &tasks, cli.log.log_format),
         Command::Worker(flags) => worker::worker(flags, tasks),
         Command::Run(flags) => run::run(flags, &tasks),
+        Command::Model(flags) => model::model(*flags, &tasks),
         Command::Serve(flags) => serve::serve(*flags, &tasks),
         Command::Status(flags) => status::status(&flags),
         Command::Watch(flags) => watch::watch(&flags),

@@ -20,6 +20,7 @@ mod connect;
 mod failure;
 mod job_file;
 mod logging;
+mod model_source;
 mod prepare;
 mod progress;
 mod signals;

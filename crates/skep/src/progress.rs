@@ -103,6 +103,16 @@ fn figures(view: &RunView) -> String {
     parts.join("  ")
 }
 
+/// A bar for work whose amount is known, on a terminal; nothing elsewhere.
+pub(crate) fn bar(what: &str, amount: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(amount), ProgressDrawTarget::stderr_with_hz(8));
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar:.yellow/238} {pos}/{len}") {
+        bar.set_style(style.progress_chars("⬢⬡ "));
+    }
+    bar.set_message(what.to_owned());
+    bar
+}
+
 /// 12345 as `12,345`.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use crate::npy::{self, Header};
+
 /// The contents of a `.npy` file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Numbers {
@@ -23,9 +25,7 @@ pub enum Numbers {
 
 /// Reads a `.npy` file; what is wrong with it otherwise.
 pub fn decode(bytes: &[u8]) -> Result<Numbers, String> {
-    let (header, body) = split(bytes).ok_or("not a .npy file")?;
-    let kind = quoted(header, "'descr':").ok_or("its header names no element type")?;
-    let shape = shape(header).ok_or("its header has no shape")?;
+    let Header { kind, shape, by_column, body } = npy::header(bytes)?;
     let count = shape.iter().try_fold(1usize, |product, &side| product.checked_mul(side));
     let count = count.ok_or("its header promises too much")?;
     if kind == "|O" || kind == "O" {
@@ -43,7 +43,7 @@ pub fn decode(bytes: &[u8]) -> Result<Numbers, String> {
         Some("i8" | "u8") => 8,
         _ => return Err(format!("elements of type `{kind}`; whole numbers are needed")),
     };
-    if order == b'>' || header.contains("'fortran_order': True") {
+    if order == b'>' || by_column {
         return Err("big-endian or column-major arrays are not read".to_owned());
     }
     if count.checked_mul(width) != Some(body.len()) {
@@ -60,33 +60,6 @@ fn integer(bytes: &[u8], signed: bool) -> i64 {
     let mut wide = [if negative { 0xff } else { 0 }; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
     i64::from_le_bytes(wide)
-}
-
-/// The header's text, and what is behind it.
-fn split(bytes: &[u8]) -> Option<(&str, &[u8])> {
-    let rest = bytes.strip_prefix(b"\x93NUMPY")?;
-    let (&[major, _], rest) = rest.split_first_chunk::<2>()?;
-    let (length, rest) = if major == 1 {
-        let (length, rest) = rest.split_first_chunk::<2>()?;
-        (usize::from(u16::from_le_bytes(*length)), rest)
-    } else {
-        let (length, rest) = rest.split_first_chunk::<4>()?;
-        (u32::from_le_bytes(*length) as usize, rest)
-    };
-    let (header, body) = rest.split_at_checked(length)?;
-    Some((std::str::from_utf8(header).ok()?, body))
-}
-
-/// The quoted text behind a key of the header.
-fn quoted<'header>(header: &'header str, key: &str) -> Option<&'header str> {
-    let rest = header.split_once(key)?.1.trim_start().strip_prefix('\'')?;
-    Some(rest.split_once('\'')?.0)
-}
-
-fn shape(header: &str) -> Option<Vec<usize>> {
-    let rest = header.split_once("'shape':")?.1.trim_start().strip_prefix('(')?;
-    let sides = rest.split_once(')')?.0.split(',').map(str::trim);
-    sides.filter(|side| !side.is_empty()).map(|side| side.parse().ok()).collect()
 }
 
 /// The names that numpy writes.
