@@ -26,7 +26,9 @@ def keras(path, truth):
 
     model = keras.models.load_model(path)
     for variable in model.weights:
-        same(variable.numpy(), truth[variable.path], variable.path)
+        # A model that was loaded has not always its own name before those of its layers.
+        path = variable.path if variable.path in truth else f"{model.name}/{variable.path}"
+        same(variable.numpy(), truth[path], path)
     answer = model.predict(truth["question"], verbose=0)
     print(f"{model.name} answers {answer.tolist()}, wanted {truth['answer'].tolist()}")
     if not numpy.array_equal(answer, truth["answer"]):

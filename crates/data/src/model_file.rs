@@ -61,6 +61,16 @@ pub struct ModelFile {
     pub metadata: BTreeMap<String, String>,
 }
 
+impl ModelFile {
+    /// Takes out what is not the model's but its optimiser's, which Keras keeps beside the layers.
+    pub fn take_optimiser(&mut self) -> BTreeMap<String, LoadedTensor> {
+        match self.format {
+            ModelFormat::Hdf5 | ModelFormat::Keras => keras::take_optimiser(&mut self.tensors),
+            _ => BTreeMap::new(),
+        }
+    }
+}
+
 /// Reads a model file's tensors.
 pub fn load(path: impl AsRef<Path>) -> Result<BTreeMap<String, LoadedTensor>, DataError> {
     let path = path.as_ref();
@@ -176,7 +186,9 @@ pub fn save(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
     Ok(())
 }
 
-type Parts = (BTreeMap<String, LoadedTensor>, BTreeMap<String, String>);
+type Tensors = BTreeMap<String, LoadedTensor>;
+
+type Parts = (Tensors, BTreeMap<String, String>);
 
 fn parse_safetensors(bytes: &[u8]) -> Result<Parts, DataError> {
     let file =

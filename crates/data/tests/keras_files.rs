@@ -36,7 +36,7 @@ fn by_path(file: &ModelFile) -> BTreeMap<String, LoadedTensor> {
     for (name, tensor) in &file.tensors {
         let steps: Vec<&str> = name.split('/').collect();
         let path = match steps[..] {
-            ["model_weights", _, _, layer, weight] => format!("{layer}/{weight}"),
+            ["model_weights", _, model, layer, weight] => format!("{model}/{layer}/{weight}"),
             ["layers", layer, "vars", place] => {
                 let of_layer = match layer {
                     "batch_normalization" => {
@@ -49,7 +49,7 @@ fn by_path(file: &ModelFile) -> BTreeMap<String, LoadedTensor> {
                     "dense" => "hidden",
                     _ => "scores",
                 };
-                format!("{layer}/{}", of_layer[place.parse::<usize>().expect("a place")])
+                format!("small/{layer}/{}", of_layer[place.parse::<usize>().expect("a place")])
             }
             // The optimiser's, which the `.npz` has not.
             _ => continue,
@@ -88,9 +88,12 @@ fn an_average_is_numpys_and_leaves_all_else_in_the_file_as_it_was() {
         let mut average = Average::default();
         for (model, weight) in [("a", 3.0), ("b", 1.0), ("c", 1.0)] {
             let name = format!("{model}.{ending}");
-            average.add(&name, read(&name).tensors, weight);
+            let mut file = read(&name);
+            file.take_optimiser();
+            average.add(&name, file.tensors, weight);
         }
-        let tensors = average.finish().expect("the same layers");
+        let mut tensors = average.finish().expect("the same layers");
+        tensors.extend(read(&format!("a.{ending}")).take_optimiser());
         let first = bytes(&format!("a.{ending}"));
         let format = read(&format!("a.{ending}")).format;
         let file = model_file::encode(format, &tensors, &BTreeMap::new(), Some(&first));

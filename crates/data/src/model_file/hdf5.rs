@@ -68,7 +68,8 @@ fn datasets(file: &File) -> Result<BTreeMap<String, Dataset>, DataError> {
         let names = group.datasets().map_err(broken)?;
         objects += inner.len() + names.len();
         if objects > MOST_OBJECTS || (depth >= MOST_DEPTH && !inner.is_empty()) {
-            return Err(DataError::file(&path, "its groups contain too much, or each other"));
+            let start: String = path.chars().take(40).collect();
+            return Err(DataError::file(&start, "its groups contain too much, or each other"));
         }
         for name in names {
             let dataset = group.dataset(&name).map_err(broken)?;

@@ -1,11 +1,19 @@
 //! Keras' own format: a zip file with `config.json`, `metadata.json` and `model.weights.h5`.
 
-use std::collections::BTreeMap;
-
-use super::{MAX_UNPACKED, Parts, SMALL, archive, hdf5};
-use crate::{DataError, LoadedTensor};
+use super::{MAX_UNPACKED, Parts, SMALL, Tensors, archive, hdf5};
+use crate::DataError;
 
 pub(super) const WEIGHTS: &str = "model.weights.h5";
+
+/// Where Keras keeps the state of the optimiser, in `.h5` and in its other formats. Its names say
+/// how many optimisers the session had made before, so that the same model can have others.
+const OPTIMISER: [&str; 2] = ["optimizer_weights/", "optimizer/"];
+
+/// Takes the state of the optimiser out of the tensors of a Keras file.
+pub(super) fn take_optimiser(tensors: &mut Tensors) -> Tensors {
+    let is_optimisers = |name: &str| OPTIMISER.iter().any(|start| name.starts_with(start));
+    tensors.extract_if(.., |name, _| is_optimisers(name)).collect()
+}
 
 /// What the description of the layers is called, here and in the attributes of a `.h5`.
 const CONFIG: (&str, &str) = ("config.json", "model_config");
@@ -27,10 +35,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parts, DataError> {
 }
 
 /// A copy of a file with other weights.
-pub(super) fn refilled(
-    like: &[u8],
-    tensors: &BTreeMap<String, LoadedTensor>,
-) -> Result<Vec<u8>, DataError> {
+pub(super) fn refilled(like: &[u8], tensors: &Tensors) -> Result<Vec<u8>, DataError> {
     let mut entries = entries(like)?;
     let weights = entries.iter_mut().find(|(path, _)| path == WEIGHTS);
     let (_, weights) = weights.ok_or_else(|| DataError::file(WEIGHTS, "it is missing"))?;

@@ -1,12 +1,13 @@
 //! `skep model average`: one model of many, by the weighted mean of their numbers.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
 use skep_data::model_file::{self, Average};
-use skep_data::{ModelFile, ModelFormat};
+use skep_data::{LoadedTensor, ModelFile, ModelFormat};
 
 use crate::cli::runtime;
 use crate::failure::Failure;
@@ -54,12 +55,12 @@ pub(crate) fn average(flags: &AverageFlags) -> Result<ExitCode, Failure> {
     let weights = weights(flags.weights.as_deref(), &files)?;
     let progress = bar("averaging", files.len() as u64);
     let mut average = Average::default();
-    let mut first: Option<(ModelFile, Vec<u8>)> = None;
+    let mut first: Option<First> = None;
     for (path, &weight) in files.iter().zip(&weights) {
         let name = path.to_string_lossy();
         let bytes = model_file::read_bytes(path)?;
         let mut file = model_file::read(&name, &bytes)?;
-        if let Some((first, _)) = &first
+        if let Some(First { file: first, .. }) = &first
             && first.format != file.format
         {
             let first_name = files[0].display();
@@ -72,13 +73,19 @@ pub(crate) fn average(flags: &AverageFlags) -> Result<ExitCode, Failure> {
         if file.tensors.is_empty() {
             return Err(Failure::mistake(format!("{name} has no tensors")));
         }
+        let optimiser = file.take_optimiser();
         average.add(&name, std::mem::take(&mut file.tensors), weight);
-        first.get_or_insert((file, bytes));
+        first.get_or_insert(First { file, bytes, optimiser });
         progress.inc(1);
     }
     progress.finish_and_clear();
-    let tensors = average.finish()?;
-    let Some((first, bytes)) = first else { return Err(Failure::fault("no models")) };
+    let mut tensors = average.finish()?;
+    let Some(First { file: first, bytes, optimiser }) = first else {
+        return Err(Failure::fault("no models"));
+    };
+    let numbers: usize = tensors.values().map(|tensor| tensor.elements()).sum();
+    let count = tensors.len();
+    tensors.extend(optimiser);
     let mut metadata = first.metadata;
     // What was true of the first alone.
     metadata.remove(VERSION);
@@ -89,7 +96,6 @@ pub(crate) fn average(flags: &AverageFlags) -> Result<ExitCode, Failure> {
     let like = (format == first.format).then_some(&bytes[..]);
     let encoded = model_file::encode(format, &tensors, &metadata, like)?;
     model_file::save(&flags.save, &encoded)?;
-    let numbers: usize = tensors.values().map(|tensor| tensor.elements()).sum();
     let total: f64 = weights.iter().sum();
     if flags.json {
         let models = files.iter().zip(&weights);
@@ -98,10 +104,9 @@ pub(crate) fn average(flags: &AverageFlags) -> Result<ExitCode, Failure> {
                 |(file, weight)| json!({ "file": file, "weight": weight, "share": weight / total }),
             )
             .collect();
-        let tensors = tensors.len();
         println!(
             "{}",
-            json!({ "saved": flags.save, "models": models, "tensors": tensors, "numbers": numbers })
+            json!({ "saved": flags.save, "models": models, "tensors": count, "numbers": numbers })
         );
     } else {
         for (file, weight) in files.iter().zip(&weights) {
@@ -110,12 +115,20 @@ pub(crate) fn average(flags: &AverageFlags) -> Result<ExitCode, Failure> {
         println!(
             "average of {} models, {} tensors, {} numbers: {}",
             files.len(),
-            tensors.len(),
+            count,
             thousands(numbers as u64),
             flags.save.display()
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The file whose structure the average takes over.
+struct First {
+    file: ModelFile,
+    bytes: Vec<u8>,
+    /// What Keras keeps for going on with training: the mean of several has no meaning.
+    optimiser: BTreeMap<String, LoadedTensor>,
 }
 
 /// The format that a name asks for.
