@@ -1,4 +1,4 @@
-"""What others say of the files that `skep model` writes; crates/skep/tests/models.rs calls it.
+"""What others say of the files that `skep model` writes; crates/skep/tests/model_tools.rs calls it.
 
     python scripts/check_model.py keras FILE MEAN.npz    Keras opens FILE and answers as MEAN does
     python scripts/check_model.py torch FILE TRUTH.npz   PyTorch loads weights only, to the bit

@@ -132,6 +132,7 @@ async fn a_version_under_measurement_is_kept_and_the_best_beyond_it() {
     assert_eq!(narrow.text("etag"), "\"1.1.bf16\"");
 
     // One that does worse is gone when it has been measured.
+    step().await;
     let evaluation = hive.lease("bees", "judge").await;
     assert_eq!(evaluation.kind, LeaseKind::Evaluate);
     let worse = format!("/v1/runs/bees/parameters?version={}", evaluation.base);

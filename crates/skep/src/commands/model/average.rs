@@ -8,10 +8,11 @@ use clap::Args;
 use serde_json::json;
 use skep_data::model_file::{self, Average};
 use skep_data::{LoadedTensor, ModelFile, ModelFormat};
+use skep_learn::onnx;
 
 use crate::cli::runtime;
 use crate::failure::Failure;
-use crate::model_source::{FoundModel, SAMPLES, VERSION};
+use crate::model_source::{FoundModel, RUN, SAMPLES, SETTINGS, VERSION};
 use crate::progress::{bar, thousands};
 
 /// What to average, and where to.
@@ -70,6 +71,9 @@ pub(crate) fn average(flags: &AverageFlags) -> Result<ExitCode, Failure> {
             ))
             .hint("bring all to one format with `skep model convert`"));
         }
+        if let Some(First { file: first, .. }) = &first {
+            same_metadata(first, &file, &name, &files[0].to_string_lossy())?;
+        }
         if file.tensors.is_empty() {
             return Err(Failure::mistake(format!("{name} has no tensors")));
         }
@@ -88,8 +92,9 @@ pub(crate) fn average(flags: &AverageFlags) -> Result<ExitCode, Failure> {
     tensors.extend(optimiser);
     let mut metadata = first.metadata;
     // What was true of the first alone.
-    metadata.remove(VERSION);
-    metadata.remove(SAMPLES);
+    for key in [RUN, VERSION, SAMPLES] {
+        metadata.remove(key);
+    }
     if first.format != ModelFormat::Safetensors {
         metadata.clear();
     }
@@ -121,6 +126,29 @@ pub(crate) fn average(flags: &AverageFlags) -> Result<ExitCode, Failure> {
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Numbers that stand for other words, or belong to another kind of model, have no mean.
+fn same_metadata(
+    first: &ModelFile,
+    other: &ModelFile,
+    name: &str,
+    first_name: &str,
+) -> Result<(), Failure> {
+    for (key, what) in
+        [(onnx::KIND, "kind"), (SETTINGS, "settings"), (onnx::VOCABULARY, "vocabulary")]
+    {
+        let both = first.metadata.get(key).zip(other.metadata.get(key));
+        if both.is_some_and(|(first, other)| first != other) {
+            return Err(Failure::mistake(format!(
+                "{name} says another {what} of itself than {first_name} (`{key}`)"
+            ))
+            .hint(
+                "`skep model inspect` shows it; models of the same data and settings have a mean",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The file whose structure the average takes over.
