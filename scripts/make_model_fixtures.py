@@ -33,7 +33,7 @@ def network(units=3):
 def trained(seed, units=3):
     keras.utils.set_random_seed(seed)
     model = network(units)
-    model.compile(optimizer="sgd", loss="mse")
+    model.compile(optimizer="sgd", loss=keras.losses.MeanSquaredError())
     rows = numpy.random.default_rng(seed).normal(size=(32, 4)).astype("float32")
     model.fit(rows, rows[:, :2], epochs=seed, batch_size=8, verbose=0)
     return model
