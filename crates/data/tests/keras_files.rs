@@ -191,6 +191,28 @@ fn hostile_and_foreign_files_are_refused_by_name() {
     }
 }
 
+proptest! {
+    #[test]
+    fn damaged_files_are_refused_or_read_but_never_panic(
+        name in prop::sample::select(vec!["a.h5", "a.weights.h5", "forms.h5", "newest.h5"]),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
+        near_the_start in any::<bool>(),
+    ) {
+        let mut file = bytes(name);
+        let length = if near_the_start { 1000 } else { file.len() };
+        for (place, byte) in damage {
+            // The first bytes say what it is.
+            let at = 8 + place.index(length.min(file.len()) - 8);
+            file[at] = byte;
+        }
+        if let Ok(read) = model_file::read(name, &file) {
+            for tensor in read.tensors.values() {
+                prop_assert_eq!(tensor.bytes.len() * 8, tensor.elements() * tensor.dtype.bitsize());
+            }
+        }
+    }
+}
+
 fn tensor() -> impl Strategy<Value = LoadedTensor> {
     let dtypes = [
         Dtype::F64,

@@ -113,6 +113,14 @@ pub(crate) fn bar(what: &str, amount: u64) -> ProgressBar {
     bar
 }
 
+/// A sign of life for work whose amount is not known, on a terminal; nothing elsewhere.
+pub(crate) fn spinner(what: &str) -> ProgressBar {
+    let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+    spinner.set_message(what.to_owned());
+    spinner.enable_steady_tick(Duration::from_millis(125));
+    spinner
+}
+
 /// 12345 as `12,345`.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();

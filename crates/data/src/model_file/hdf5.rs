@@ -50,8 +50,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parts, DataError> {
         tensors.insert(name, LoadedTensor { dtype: place.dtype, shape: place.shape, bytes });
     }
     let text = |(name, value): (String, AttrValue)| Some((name, value.as_str()?.to_owned()));
-    let attributes = file.root().attrs().map_err(broken)?.into_iter().filter_map(text).collect();
-    Ok((tensors, attributes))
+    // They are for people; one that cannot be read is no reason to refuse the numbers.
+    let attributes = file.root().attrs().unwrap_or_default();
+    Ok((tensors, attributes.into_iter().filter_map(text).collect()))
 }
 
 fn within(name: &str, error: impl std::fmt::Display) -> DataError {

@@ -13,7 +13,7 @@ use skep_wire::{EvaluationCounts, Job};
 use crate::cli::runtime;
 use crate::failure::Failure;
 use crate::model_source::FoundModel;
-use crate::progress::{bar, thousands};
+use crate::progress::{bar, spinner, thousands};
 
 /// How many rows go through the models at once.
 const BATCH: u64 = 250;
@@ -91,7 +91,10 @@ pub(crate) fn evaluate(
     if let Some(data) = &flags.data {
         data.clone_into(&mut job.data.source);
     }
-    let rows = first.task.test_rows(&job, &first.found.assets).map_err(|error| {
+    let reading = spinner(&format!("reading {}", job.data.source));
+    let rows = first.task.test_rows(&job, &first.found.assets);
+    reading.finish_and_clear();
+    let rows = rows.map_err(|error| {
         let failure = Failure::from(error);
         match first.found.assets.is_empty() && failure.message.contains(Vocabulary::ASSET) {
             true => failure.hint("give it with --vocabulary; a run keeps it in its folder assets"),

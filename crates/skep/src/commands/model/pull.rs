@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 use skep_data::{ModelFormat, model_file};
 use skep_learn::Assets;
-use skep_wire::{Encoding, RunSpec, RunState};
+use skep_wire::{Encoding, RunSpec};
 use skep_worker::Client;
 
 use super::average::format_of_name;
@@ -105,8 +105,7 @@ async fn of_hive(path: &str, which: Which, connect: &ConnectFlags) -> Result<Fou
         Which::Newest => client.parameters(run, None, Encoding::F32).await?,
         Which::Version(version) => client.parameters(run, Some(version), Encoding::F32).await?,
         Which::Final => {
-            let ended = matches!(view.state, RunState::Done | RunState::DoneWithGaps);
-            if !ended {
+            if !view.state.is_final() {
                 return Err(Failure::mistake(format!("run `{run}` has not ended"))
                     .hint("@newest is what there is of it now, @best the best so far"));
             }
