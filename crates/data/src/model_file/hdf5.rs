@@ -133,7 +133,7 @@ fn element(
             (dtype, *byte_order)
         }
         Datatype::FixedPoint { size, byte_order, layout } => {
-            if layout.bit_offset != 0 || u32::from(layout.bit_precision) != size * 8 {
+            if layout.bit_offset != 0 || size.checked_mul(8) != Some(layout.bit_precision.into()) {
                 return None;
             }
             let dtype = match (size, layout.signed) {
