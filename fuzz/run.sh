@@ -24,6 +24,7 @@ for target in $targets; do
     mkdir -p "corpus/$target" "artifacts/$target"
     seeds="seeds/$target"
     [ "$target" = model_file ] && seeds="../crates/data/tests/fixtures seeds/shard"
+    [ "$target" = hdf5 ] && seeds="../crates/data/tests/fixtures/models"
     log="artifacts/$target/log"
     # Of the directories the first one grows; the seeds are only read.
     if "$CARGO_TARGET_DIR/$host/release/$target" -max_total_time="$seconds" -timeout=10 \

@@ -181,7 +181,11 @@ impl Corpus {
             }
         }
         let counts = self.words.iter().map(String::as_str).zip(counts);
-        let vocabulary = Vocabulary::build(counts, &CLASSES, settings);
+        self.encoded(&Vocabulary::build(counts, &CLASSES, settings))
+    }
+
+    /// The rows in the numbers of a vocabulary that is there already.
+    pub fn encoded(&self, vocabulary: &Vocabulary) -> Result<Dataset, DataError> {
         let numbers: Vec<u16> = self.words.iter().map(|word| vocabulary.number(word)).collect();
         let table = |set: Set| {
             let documents = self.documents.iter().filter(|document| document.set == set);
@@ -194,7 +198,7 @@ impl Corpus {
                 labels.push(document.label);
             }
             let bytes = tokens.into_iter().flat_map(u16::to_le_bytes).collect();
-            let shape = vec![settings.length];
+            let shape = vec![vocabulary.length()];
             Table::new(vec![
                 Column { name: "tokens".to_owned(), dtype: Dtype::U16, shape, bytes },
                 Column { name: "label".to_owned(), dtype: Dtype::U8, shape: vec![], bytes: labels },

@@ -117,6 +117,14 @@ pub enum DataError {
     /// A model file whose tensors are not the model's.
     #[error("the tensors differ from the model's: {}", .0.join("; "))]
     Mismatch(Vec<String>),
+    /// Models that have no mean.
+    #[error("these have no mean with `{first}`:{files}")]
+    NoAverage {
+        /// What all were held against.
+        first: String,
+        /// What is in the way, a line each.
+        files: String,
+    },
 }
 
 impl DataError {

@@ -37,7 +37,7 @@ pub use corpus::Corpus;
 pub use dataset::{Asset, Dataset, PrepareSettings, Prepared, RowSplit};
 pub use error::DataError;
 pub use fault::{Fault, Faults};
-pub use model_file::LoadedTensor;
+pub use model_file::{LoadedTensor, ModelFile, ModelFormat};
 pub use pickle::MAX_PICKLE_BYTES;
 pub use picture::ImageForm;
 pub use run_files::{RunFiles, RunRecord, list_runs};

@@ -1,15 +1,29 @@
-//! Files that others trained: `.safetensors`, and PyTorch's `.pth` as far as it holds weights.
-//! What a file is shows from its first bytes, not its name.
+//! Model files of others and for others: safetensors, numpy's `.npz`, PyTorch's `.pth` as far as it
+//! holds weights, HDF5 as Keras writes it, and Keras' own `.keras`. What a file is shows from its
+//! first bytes when it is read, and from its name when it is written.
+//!
+//! Nothing that is read is executed, and what a file can make of itself is bounded by its length.
 
-use std::collections::BTreeMap;
-use std::io::Cursor;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
 use std::path::Path;
 
 use half::{bf16, f16};
-use skep_wire::{Dtype, Frame, FrameView, TensorPlace};
-use zip::{CompressionMethod, ZipArchive};
+use skep_wire::{Dtype, Frame, FrameView, Layout, TensorPlace};
 
-use crate::{DataError, read_state_dict};
+use crate::DataError;
+
+mod archive;
+mod average;
+mod format;
+mod hdf5;
+mod keras;
+pub mod npz;
+mod torch;
+mod values;
+
+pub use average::Average;
+pub use format::ModelFormat;
 
 /// The largest file that is read.
 const MAX_FILE_BYTES: u64 = 16 << 30;
@@ -17,6 +31,10 @@ const MAX_FILE_BYTES: u64 = 16 << 30;
 /// Tensors may have this many times the bytes of their file: storages can be shared, but a few
 /// bytes must not become a memory full of copies.
 const MAX_GROWTH: usize = 8;
+
+/// The same where a file may be compressed. Trained weights hardly are; a bomb unpacks to a
+/// thousand times.
+const MAX_UNPACKED: usize = 64;
 
 /// Any file's tensors may have this many bytes.
 const SMALL: usize = 1 << 20;
@@ -32,9 +50,35 @@ pub struct LoadedTensor {
     pub bytes: Vec<u8>,
 }
 
-/// Reads a model file.
+/// A model file as it was read.
+#[derive(Clone, Debug)]
+pub struct ModelFile {
+    /// Its form.
+    pub format: ModelFormat,
+    /// Its tensors by name.
+    pub tensors: BTreeMap<String, LoadedTensor>,
+    /// What it says besides: safetensors' `__metadata__`, the texts of Keras.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl ModelFile {
+    /// Takes out what is not the model's but its optimiser's, which Keras keeps beside the layers.
+    pub fn take_optimiser(&mut self) -> BTreeMap<String, LoadedTensor> {
+        match self.format {
+            ModelFormat::Hdf5 | ModelFormat::Keras => keras::take_optimiser(&mut self.tensors),
+            _ => BTreeMap::new(),
+        }
+    }
+}
+
+/// Reads a model file's tensors.
 pub fn load(path: impl AsRef<Path>) -> Result<BTreeMap<String, LoadedTensor>, DataError> {
     let path = path.as_ref();
+    parse(&path.to_string_lossy(), &read_bytes(path)?)
+}
+
+/// The bytes of a model file, if it is not too large.
+pub fn read_bytes(path: &Path) -> Result<Vec<u8>, DataError> {
     let name = path.to_string_lossy();
     let fail = |error| DataError::of_io(&name, error);
     let length = std::fs::metadata(path).map_err(fail)?.len();
@@ -42,76 +86,146 @@ pub fn load(path: impl AsRef<Path>) -> Result<BTreeMap<String, LoadedTensor>, Da
         let reason = format!("it has {length} bytes, over the limit of {MAX_FILE_BYTES}");
         return Err(DataError::file(&name, reason));
     }
-    parse(&name, &std::fs::read(path).map_err(fail)?)
+    std::fs::read(path).map_err(fail)
+}
+
+/// Reads a model file's tensors from memory. The name is for error messages.
+pub fn parse(name: &str, bytes: &[u8]) -> Result<BTreeMap<String, LoadedTensor>, DataError> {
+    read(name, bytes).map(|file| file.tensors)
 }
 
 /// Reads a model file from memory. The name is for error messages.
-pub fn parse(name: &str, bytes: &[u8]) -> Result<BTreeMap<String, LoadedTensor>, DataError> {
+pub fn read(name: &str, bytes: &[u8]) -> Result<ModelFile, DataError> {
     let within = |error: DataError| match error {
         error @ (DataError::Store { .. } | DataError::Mismatch(_)) => error,
         error => DataError::file(name, error.to_string()),
     };
-    if bytes.starts_with(b"PK\x03\x04") {
-        parse_torch(bytes).map_err(within)
-    } else if bytes.get(8) == Some(&b'{') {
-        parse_safetensors(bytes).map_err(within)
-    } else if bytes.first() == Some(&0x80) {
-        Err(DataError::file(
-            name,
+    let format = format_of(bytes).map_err(within)?;
+    let plain = |tensors| (tensors, BTreeMap::new());
+    let parts = match format {
+        Some(ModelFormat::Safetensors) => parse_safetensors(bytes),
+        Some(ModelFormat::Npz) => npz::parse(bytes).map(plain),
+        Some(ModelFormat::Torch) => torch::parse(bytes).map(plain),
+        Some(ModelFormat::Hdf5) => hdf5::parse(bytes),
+        Some(ModelFormat::Keras) => keras::parse(bytes),
+        None if bytes.first() == Some(&0x80) => Err(DataError::file(
+            "pickle",
             "a bare pickle, or a file of a PyTorch before 1.6; load it there and save it again \
              with torch.save(model.state_dict(), path)",
-        ))
+        )),
+        None => {
+            let reason = format!("no model file that is known; {} are", ModelFormat::KNOWN);
+            return Err(DataError::file(name, reason));
+        }
+    };
+    let (tensors, metadata) = parts.map_err(within)?;
+    Ok(ModelFile { format: format.unwrap_or(ModelFormat::Safetensors), tensors, metadata })
+}
+
+/// What a file is, by its first bytes; of zip files, by what is in them.
+fn format_of(bytes: &[u8]) -> Result<Option<ModelFormat>, DataError> {
+    if bytes.starts_with(b"PK\x03\x04") {
+        let names = archive::names(bytes)?;
+        let any = |is: &dyn Fn(&str) -> bool| names.iter().any(|name| is(name));
+        return Ok(Some(if any(&|name| name == keras::WEIGHTS) {
+            ModelFormat::Keras
+        } else if any(&|name| name.ends_with(".npy")) {
+            ModelFormat::Npz
+        } else {
+            ModelFormat::Torch
+        }));
+    }
+    Ok(if bytes.starts_with(hdf5::MAGIC) {
+        Some(ModelFormat::Hdf5)
+    } else if bytes.get(8) == Some(&b'{') {
+        Some(ModelFormat::Safetensors)
     } else {
-        Err(DataError::file(name, "neither a safetensors file nor one that torch.save makes"))
+        None
+    })
+}
+
+/// The bytes of a model file of a form. `like` is a file of the same form whose structure is kept,
+/// with everything in it but the numbers: an HDF5 file without one has datasets alone, and a
+/// `.keras` needs one. Metadata is kept by safetensors alone.
+pub fn encode(
+    format: ModelFormat,
+    tensors: &BTreeMap<String, LoadedTensor>,
+    metadata: &BTreeMap<String, String>,
+    like: Option<&[u8]>,
+) -> Result<Vec<u8>, DataError> {
+    match (format, like) {
+        (ModelFormat::Safetensors, _) => encode_safetensors(tensors, metadata),
+        (ModelFormat::Npz, _) => npz::encode(tensors),
+        (ModelFormat::Torch, _) => torch::encode(tensors),
+        (ModelFormat::Hdf5, None) => hdf5::encode(tensors),
+        (ModelFormat::Hdf5, Some(like)) => hdf5::refilled(like, tensors),
+        (ModelFormat::Keras, Some(like)) => keras::refilled(like, tensors),
+        (ModelFormat::Keras, None) => Err(DataError::file(
+            "model.keras",
+            "tensors alone are no Keras model; give one of the same layers to fill",
+        )),
     }
 }
 
-fn parse_safetensors(bytes: &[u8]) -> Result<BTreeMap<String, LoadedTensor>, DataError> {
+/// Writes a file whole or not at all: under another name first, which then takes the place.
+pub fn save(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
+    let fail = |error| DataError::of_io(&path.to_string_lossy(), error);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".skep-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any other file: what the user's mask leaves.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.tempfile_in(folder.unwrap_or(Path::new("."))).map_err(fail)?;
+    file.write_all(bytes).map_err(fail)?;
+    file.as_file().sync_all().map_err(fail)?;
+    file.persist(path).map_err(|error| fail(error.error))?;
+    Ok(())
+}
+
+type Tensors = BTreeMap<String, LoadedTensor>;
+
+type Parts = (Tensors, BTreeMap<String, String>);
+
+fn parse_safetensors(bytes: &[u8]) -> Result<Parts, DataError> {
     let file =
         FrameView::parse(bytes).map_err(|error| DataError::file("header", error.to_string()))?;
     let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());
         (name.to_owned(), LoadedTensor { dtype, shape, bytes: view.data().to_vec() })
     };
-    Ok(file.tensors.iter().map(tensor).collect())
+    Ok((file.tensors.iter().map(tensor).collect(), file.metadata.into_iter().collect()))
 }
 
-/// `torch.save` makes a zip file that is not compressed: `{name}/data.pkl` has the structure and
-/// `{name}/data/{key}` the numbers, which are used where they lie.
-fn parse_torch(bytes: &[u8]) -> Result<BTreeMap<String, LoadedTensor>, DataError> {
-    let broken = |error: zip::result::ZipError| DataError::file("zip", error.to_string());
-    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(broken)?;
-    let mut entries = BTreeMap::new();
-    for at in 0..archive.len() {
-        let entry = archive.by_index_raw(at).map_err(broken)?;
-        let path = entry.name().to_owned();
-        if entry.compression() != CompressionMethod::Stored || entry.encrypted() {
-            let reason =
-                "it is compressed or encrypted, which torch.save never does; save it again";
-            return Err(DataError::file(&path, reason));
-        }
-        let start = entry.data_start().and_then(|start| usize::try_from(start).ok());
-        let data = start
-            .and_then(|start| bytes.get(start..)?.get(..usize::try_from(entry.size()).ok()?))
-            .ok_or_else(|| DataError::file(&path, "it leaves the file, which is cut short"))?;
-        let mut sum = flate2::Crc::new();
-        sum.update(data);
-        if sum.sum() != entry.crc32() {
-            return Err(DataError::file(&path, "its checksum is wrong; the file is damaged"));
-        }
-        entries.insert(path, data);
+fn encode_safetensors(
+    tensors: &BTreeMap<String, LoadedTensor>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, DataError> {
+    let refuse = |error: &dyn std::fmt::Display| DataError::file("safetensors", error.to_string());
+    let places = tensors.iter();
+    let places =
+        places.map(|(name, tensor)| (name.clone(), tensor.dtype, tensor.shape.clone())).collect();
+    let metadata: HashMap<String, String> = metadata.clone().into_iter().collect();
+    let layout = Layout::with_metadata(places, (!metadata.is_empty()).then_some(metadata))
+        .map_err(|error| refuse(&error))?;
+    let mut bytes = layout.prefix().to_vec();
+    for place in layout.places() {
+        let tensor =
+            tensors.get(&place.name).filter(|tensor| tensor.bytes.len() == place.bytes.len());
+        let tensor = tensor.ok_or_else(|| refuse(&format!("`{}` is cut short", place.name)))?;
+        bytes.extend_from_slice(&tensor.bytes);
     }
-    let pickle_path =
-        entries.keys().find(|path| *path == "data.pkl" || path.ends_with("/data.pkl"));
-    let pickle_path = pickle_path
-        .ok_or_else(|| DataError::file("zip", "no `data.pkl` in it: not made by torch.save"))?;
-    let root = &pickle_path[..pickle_path.len() - "data.pkl".len()];
-    if entries.get(&format!("{root}byteorder")).is_some_and(|&order| order != b"little") {
-        return Err(DataError::file("byteorder", "its numbers are not little-endian"));
+    Ok(bytes)
+}
+
+/// Turns the bytes of each element around.
+fn swap(bytes: &mut [u8], dtype: Dtype) {
+    for element in bytes.chunks_exact_mut((dtype.bitsize() / 8).max(1)) {
+        element.reverse();
     }
-    let limit = bytes.len().saturating_mul(MAX_GROWTH).saturating_add(SMALL);
-    let storage = |key: &str| entries.get(&format!("{root}data/{key}")).copied();
-    read_state_dict(entries[pickle_path], storage, limit)
 }
 
 /// Copies tensors into a frame. The file must have all tensors of the frame, of the same shapes,
@@ -178,8 +292,6 @@ fn convert(place: &TensorPlace, tensor: &LoadedTensor) -> Result<Vec<u8>, String
 mod tests {
     use std::sync::Arc;
 
-    use skep_wire::Layout;
-
     use super::*;
 
     fn layout() -> Arc<Layout> {
@@ -239,8 +351,8 @@ mod tests {
         apply(&mut again, &loaded).expect("fits");
         assert_eq!(again.as_bytes(), frame.as_bytes());
         for (bytes, part) in [
-            (&b""[..], "neither"),
-            (b"hello", "neither"),
+            (&b""[..], "no model file"),
+            (b"hello", "no model file"),
             (b"\x80\x02}.", "torch.save(model.state_dict()"),
             (b"PK\x03\x04", "zip"),
             (b"\xff\xff\xff\xff\xff\xff\xff\xff{}", "over the limit"),

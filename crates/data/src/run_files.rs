@@ -205,10 +205,8 @@ impl RunFiles {
         Ok(found)
     }
 
-    /// One checkpoint, checked; nothing if there is none or it was never completed.
-    pub async fn checkpoint(&self, version: Version) -> Result<Option<Checkpoint>, DataError> {
-        let folder = self.folder_of(version);
-        let path = format!("{folder}/manifest.json");
+    async fn manifest(&self, version: Version) -> Result<Option<CheckpointManifest>, DataError> {
+        let path = format!("{}/manifest.json", self.folder_of(version));
         let manifest: CheckpointManifest = match read_json(&self.store, &path).await {
             Err(DataError::NotFound { .. }) => return Ok(None),
             manifest => manifest?,
@@ -217,6 +215,23 @@ impl RunFiles {
             let reason = format!("it is the manifest of version {}", manifest.version);
             return Err(DataError::damaged(&path, reason));
         }
+        Ok(Some(manifest))
+    }
+
+    /// The model of one checkpoint, checked; nothing if there is none or it is gone, which it may
+    /// be at any time.
+    pub async fn checkpoint_model(&self, version: Version) -> Result<Option<Bytes>, DataError> {
+        let Some(manifest) = self.manifest(version).await? else { return Ok(None) };
+        match manifest.model.read(&self.store, &model_path(&self.folder_of(version))).await {
+            Err(DataError::NotFound { .. }) => Ok(None),
+            model => model.map(Some),
+        }
+    }
+
+    /// One checkpoint, checked; nothing if there is none or it was never completed.
+    pub async fn checkpoint(&self, version: Version) -> Result<Option<Checkpoint>, DataError> {
+        let folder = self.folder_of(version);
+        let Some(manifest) = self.manifest(version).await? else { return Ok(None) };
         let read = async |file: &FileRef, path: String| match file.read(&self.store, &path).await {
             Err(DataError::NotFound { path }) => Err(DataError::damaged(&path, "it is missing")),
             result => result,

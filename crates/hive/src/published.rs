@@ -1,4 +1,4 @@
-//! The versions that readers can have: the newest, and those that are being measured.
+//! The versions that readers can have at once: the newest, and those that are being measured.
 //!
 //! A reader gets all tensors of one version or none: it holds a snapshot, and snapshots never
 //! change. Their number is capped, so that slow readers cannot fill the memory with old versions.
@@ -186,6 +186,11 @@ impl Published {
             return Some(newest);
         }
         self.lock().get(&version).cloned()
+    }
+
+    /// A version that was read from the store, in every form that readers can have.
+    pub(crate) fn revived(&self, version: Version, frame: Arc<Frame>) -> Arc<Snapshot> {
+        Self::snapshot(&self.alive, version, frame, &self.layouts)
     }
 
     /// Whether slow readers hold too many old versions.

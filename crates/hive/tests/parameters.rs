@@ -97,7 +97,7 @@ async fn mistakes_in_the_address_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_under_measurement_is_kept_until_it_is_measured() {
+async fn a_version_under_measurement_is_kept_and_the_best_beyond_it() {
     let hive = TestHive::open().await;
     let mut run = RunSetup::new("bees", 5).with("evaluation", json!({ "versions": 1 }));
     run.validation = vec![8];
@@ -115,11 +115,46 @@ async fn a_version_under_measurement_is_kept_until_it_is_measured() {
     let kept = pinned().ok().await;
     assert_eq!(kept.text("etag"), "\"1.1.f32\"");
     assert!(hive.get("/v1/runs/bees/parameters").ok().await.version().number > 1);
-    let mut counts = envelope(&evaluation);
+    hive.get("/v1/runs/bees/parameters?version=best").refused(ErrorCode::NotFound).await;
+    measure(&hive, &evaluation, 4).await;
+    // The best so far, so its checkpoint is written and can be had for as long as it is the best.
+    let best = loop {
+        let answer = hive.get("/v1/runs/bees/parameters?version=best").send().await;
+        if answer.status == 200 {
+            break answer;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert_eq!(best.text("etag"), "\"1.1.f32\"");
+    assert_eq!(best.body, kept.body, "the version that was measured, to the bit");
+    assert_eq!(pinned().ok().await.body, kept.body);
+    let narrow = hive.get("/v1/runs/bees/parameters?version=best&encoding=bf16").ok().await;
+    assert_eq!(narrow.text("etag"), "\"1.1.bf16\"");
+
+    // One that does worse is gone when it has been measured.
+    step().await;
+    let evaluation = hive.lease("bees", "judge").await;
+    assert_eq!(evaluation.kind, LeaseKind::Evaluate);
+    let worse = format!("/v1/runs/bees/parameters?version={}", evaluation.base);
+    step().await;
+    hive.get(&worse).ok().await;
+    measure(&hive, &evaluation, 3).await;
+    hive.get(&worse).refused(ErrorCode::NotFound).await;
+    let best = hive.get("/v1/runs/bees/parameters?version=best").ok().await;
+    assert_eq!(best.version().to_string(), "1.1");
+
+    // The next hive on the store knows it too.
+    let hive = hive.restart().await;
+    let best = hive.get("/v1/runs/bees/parameters?version=best").ok().await;
+    assert_eq!((best.version().to_string().as_str(), best.body), ("1.1", kept.body));
+}
+
+/// Brings home how many of eight were right.
+async fn measure(hive: &TestHive, evaluation: &skep_wire::LeaseView, correct: u64) {
+    let mut counts = envelope(evaluation);
     counts.kind = skep_wire::ContributionKind::Evaluation;
-    let body = json!({ "loss_sum": 8.0, "correct": 4 }).to_string();
+    let body = json!({ "loss_sum": 8.0, "correct": correct }).to_string();
     hive.push("bees", &counts, body).ok().await;
-    pinned().refused(ErrorCode::NotFound).await;
 }
 
 /// What never changes need not be sent again: to who pulls, and to who pushes.

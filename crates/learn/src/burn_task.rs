@@ -7,12 +7,12 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use serde_json::{Map, Value};
-use skep_data::{Dataset, Table};
+use skep_data::{Dataset, Table, Vocabulary};
 use skep_wire::{EvaluationCounts, Frame, Job, Layout, Schema};
 
 use crate::state::State;
 use crate::threads;
-use crate::{Compute, Inference, LearnError, Task};
+use crate::{Assets, Compute, Encoder, Inference, LearnError, Task, onnx};
 
 /// A task whose model is a Burn module; wrap it in [`Burn`] to get a [`Task`].
 pub trait BurnTask: Clone + Send + Sync + 'static {
@@ -82,9 +82,29 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
         None
     }
 
+    /// The run's assets that the trained model needs to be asked.
+    fn assets(&self) -> &[&str] {
+        &[]
+    }
+
+    /// What makes batches of texts, for a model that takes texts.
+    fn encoder(&self, _assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        Err(LearnError::NoInference(self.name().to_owned()))
+    }
+
     /// A batch with a row per text, for a model that takes texts.
     fn encode(&self, _job: &Job, _texts: &[String]) -> Result<Table, LearnError> {
         Err(LearnError::NoInference(self.name().to_owned()))
+    }
+
+    /// The rows that a trained model is measured on, with `assets` where they are its run's.
+    fn test_rows(&self, source: &str, _assets: &Assets) -> Result<Table, LearnError> {
+        Ok(self.dataset(source)?.test)
+    }
+
+    /// The trained model as an ONNX file; its kind and assets are added to it.
+    fn onnx(&self, _parameters: &Frame) -> Result<onnx::Model, LearnError> {
+        Err(LearnError::NoExport(self.name().to_owned()))
     }
 
     /// The scores `[batch, classes]` of a batch without labels; the model records no graph here.
@@ -148,8 +168,34 @@ impl<T: BurnTask> Task for Burn<T> {
         self.0.inference(job)
     }
 
+    fn assets(&self) -> &[&str] {
+        self.0.assets()
+    }
+
+    fn encoder(&self, job: &Job, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        self.0.configured(&job.model.settings)?.encoder(assets)
+    }
+
     fn encode(&self, job: &Job, texts: &[String]) -> Result<Table, LearnError> {
         self.0.encode(job, texts)
+    }
+
+    fn test_rows(&self, job: &Job, assets: &Assets) -> Result<Table, LearnError> {
+        self.0.configured(&job.model.settings)?.test_rows(&job.data.source, assets)
+    }
+
+    fn onnx(
+        &self,
+        job: &Job,
+        parameters: &Frame,
+        assets: &Assets,
+    ) -> Result<onnx::Model, LearnError> {
+        let mut model = self.0.configured(&job.model.settings)?.onnx(parameters)?;
+        model.note(onnx::KIND, self.0.name());
+        if let Some(vocabulary) = assets.get(Vocabulary::ASSET) {
+            model.note(onnx::VOCABULARY, &String::from_utf8_lossy(vocabulary));
+        }
+        Ok(model)
     }
 }
 

@@ -44,9 +44,23 @@ pub enum LearnError {
         /// What is wrong, and what there is.
         reason: String,
     },
+    /// What a model needs besides its parameters is missing, or another's.
+    #[error("the asset `{name}` {reason}")]
+    Asset {
+        /// Which.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The model is trained, but says nothing about new samples.
     #[error("the model `{0}` cannot be asked: its task has no inference")]
     NoInference(String),
+    /// The model is trained, but its task cannot write it as ONNX.
+    #[error("the model `{0}` cannot be written as ONNX: its task has no graph of it")]
+    NoExport(String),
+    /// Models that do not go together.
+    #[error("no ensemble: {0}")]
+    Ensemble(String),
     /// The numbers left the range of floats.
     #[error("the loss is {0}: the model diverged")]
     NotFinite(f64),

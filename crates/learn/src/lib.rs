@@ -9,8 +9,10 @@
 //! [`threads`].
 
 pub mod classify;
+pub mod ensemble;
 pub mod fused;
 pub mod models;
+pub mod onnx;
 pub mod random;
 pub mod threads;
 pub mod tokens;
@@ -22,7 +24,8 @@ mod state;
 mod task;
 
 pub use burn_task::{Burn, BurnTask};
+pub use ensemble::{Ensemble, Vote};
 pub use error::LearnError;
-pub use inference::{ImageForm, Inference, Input};
+pub use inference::{Assets, Encoder, ImageForm, Inference, Input};
 pub use models::tasks;
 pub use task::{Compute, Task};

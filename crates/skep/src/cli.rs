@@ -6,7 +6,9 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use skep_learn::Task;
 
-use crate::commands::{data, demo, hive, key, logs, run, serve, status, train, watch, worker};
+use crate::commands::{
+    data, demo, hive, key, logs, model, run, serve, status, train, watch, worker,
+};
 use crate::failure::Failure;
 use crate::logging::{self, LogFlags};
 
@@ -32,6 +34,8 @@ enum Command {
     Run(run::RunFlags),
     /// Fetch, look at, split or copy data
     Data(Box<data::DataFlags>),
+    /// Average, measure, look into, convert, fetch or export models
+    Model(Box<model::ModelFlags>),
     /// Answer questions with a trained model, over HTTP and on a page
     Serve(Box<serve::ServeFlags>),
     /// Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
@@ -91,6 +95,7 @@ fn start(cli: Cli, tasks: Vec<Arc<dyn Task>>) -> Result<ExitCode, Failure> {
         Command::Worker(flags) => worker::worker(flags, tasks),
         Command::Run(flags) => run::run(flags, &tasks),
         Command::Data(flags) => data::data(*flags, &tasks),
+        Command::Model(flags) => model::model(*flags, &tasks),
         Command::Serve(flags) => serve::serve(*flags, &tasks),
         Command::Status(flags) => status::status(&flags),
         Command::Watch(flags) => watch::watch(&flags),

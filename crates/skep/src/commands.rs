@@ -5,6 +5,7 @@ pub(crate) mod demo;
 pub(crate) mod hive;
 pub(crate) mod key;
 pub(crate) mod logs;
+pub(crate) mod model;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod status;

@@ -21,6 +21,7 @@ mod download;
 mod failure;
 mod job_file;
 mod logging;
+mod model_source;
 mod prepare;
 mod progress;
 mod signals;

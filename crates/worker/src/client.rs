@@ -301,6 +301,12 @@ impl Client {
         pulled(self.send(Call::new(Method::GET, &path)).await?)
     }
 
+    /// Pulls the version that did best on the validation split.
+    pub async fn best_parameters(&self, run: &str) -> Result<Pulled, ClientError> {
+        let path = format!("/v1/runs/{run}/parameters?version=best");
+        pulled(self.send(Call::new(Method::GET, &path)).await?)
+    }
+
     /// Waits for a version other than `known` and pulls it; `None` if none came out in time.
     pub async fn newer_parameters(
         &self,

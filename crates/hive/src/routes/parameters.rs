@@ -8,7 +8,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Deserialize;
-use skep_wire::{Encoding, ErrorCode, Version, header as own};
+use skep_data::RunFiles;
+use skep_wire::{Encoding, ErrorCode, Frame, Version, header as own};
 
 use crate::metrics::Counters;
 use crate::published::{Form, Snapshot};
@@ -22,7 +23,8 @@ use crate::{ApiError, Hive};
 pub(crate) struct ParametersQuery {
     /// Seconds to wait for a version other than the one in `If-None-Match`, such as `30s`.
     wait: Option<String>,
-    /// A version, such as `2.140`; the newest where it is left out.
+    /// A version, such as `2.140`, or `best`, the one that did best on the validation split; the
+    /// newest where it is left out. Others than the newest are there while their checkpoint is.
     version: Option<String>,
     /// `f32` or `bf16`.
     encoding: Option<String>,
@@ -47,13 +49,25 @@ pub(crate) async fn get_parameters(
         without: query.without.as_deref().map(str::parse).transpose()?,
     };
     if let Some(text) = &query.version {
-        let version: Version = text.parse()?;
-        let snapshot = handle.published.get(version).ok_or_else(|| {
-            ApiError::new(
-                ErrorCode::NotFound,
-                format!("version {version} is not kept any more"),
-                "ask for the newest, or take a checkpoint from the store",
-            )
+        let snapshot = if text == "best" {
+            best(&hive, &handle).await?
+        } else {
+            let version: Version = text.parse()?;
+            match handle.published.get(version) {
+                Some(snapshot) => Some(snapshot),
+                None => stored(&hive, &handle, version).await?,
+            }
+        };
+        let snapshot = snapshot.ok_or_else(|| {
+            let (what, hint) = if text == "best" {
+                ("no version has been validated yet".to_owned(), "ask for the newest")
+            } else {
+                (
+                    format!("version {text} is not kept any more"),
+                    "ask for the newest, or for `best`",
+                )
+            };
+            ApiError::new(ErrorCode::NotFound, what, hint)
         })?;
         return answer(&handle, &snapshot, form, &headers);
     }
@@ -67,6 +81,41 @@ pub(crate) async fn get_parameters(
     let _ = tokio::time::timeout(wait, changed).await;
     let snapshot = handle.published.newest();
     answer(&handle, &snapshot, form, &headers)
+}
+
+/// The version that did best on the validation split. Its checkpoint is kept until there is a better
+/// one, which may be while it is looked for.
+async fn best(hive: &Hive, handle: &RunHandle) -> Result<Option<Arc<Snapshot>>, ApiError> {
+    let files = RunFiles::new(hive.store.clone(), &handle.spec.name)
+        .map_err(|error| ApiError::internal(&error))?;
+    for _ in 0..3 {
+        let hint = files.read_hint("best").await.map_err(|error| ApiError::internal(&error))?;
+        let Some(version) = hint else { break };
+        if let Some(snapshot) = stored(hive, handle, version).await? {
+            return Ok(Some(snapshot));
+        }
+    }
+    Ok(None)
+}
+
+/// A version from its checkpoint, if that is there.
+async fn stored(
+    hive: &Hive,
+    handle: &RunHandle,
+    version: Version,
+) -> Result<Option<Arc<Snapshot>>, ApiError> {
+    let files = RunFiles::new(hive.store.clone(), &handle.spec.name)
+        .map_err(|error| ApiError::internal(&error))?;
+    let bytes = match files.checkpoint_model(version).await {
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => return Ok(None),
+        Err(error) => return Err(ApiError::internal(&error)),
+    };
+    let layout = handle.published.newest().frame.layout().clone();
+    let read = tokio::task::spawn_blocking(move || Frame::read(&layout, &bytes));
+    let frame = read.await.map_err(|error| ApiError::internal(&error))?;
+    let frame = frame.map_err(|error| ApiError::internal(&error))?;
+    Ok(Some(handle.published.revived(version, Arc::new(frame))))
 }
 
 fn answer(

@@ -11,9 +11,10 @@ use burn::tensor::{Device, Int, Tensor};
 use serde_json::{Map, Value, json};
 use skep_data::images::{self, ImageSettings};
 use skep_data::{Dataset, Table, classes};
-use skep_wire::{EvaluationCounts, Job};
+use skep_wire::{EvaluationCounts, Frame, Job};
 
 use crate::fused::Activation::{Identity, Relu};
+use crate::onnx::{self, Attribute, Graph};
 use crate::{BurnTask, ImageForm, Inference, Input, LearnError, classify, fused};
 
 /// The model.
@@ -44,6 +45,10 @@ fn settings(value: Value) -> Map<String, Value> {
     }
 }
 
+/// Of the pixels of MNIST's training images, from 0 to 1.
+const MEAN: f32 = 0.1307;
+const DEVIATION: f32 = 0.3081;
+
 /// Channels, height, width.
 const SHAPE: [usize; 3] = [1, 28, 28];
 
@@ -69,7 +74,7 @@ fn numbers(count: usize) -> Vec<String> {
 impl LeNet5 {
     fn logits(model: &Model, batch: &Table, device: &Device) -> Result<Tensor<2>, LearnError> {
         let images = classify::column(batch, "image")?;
-        Ok(model.forward(classify::images(images, SHAPE, 0.1307, 0.3081, device)?))
+        Ok(model.forward(classify::images(images, SHAPE, MEAN, DEVIATION, device)?))
     }
 
     fn labels(&self, batch: &Table, device: &Device) -> Result<Tensor<1, Int>, LearnError> {
@@ -223,6 +228,40 @@ impl BurnTask for LeNet5 {
             },
             classes: configured.classes,
         })
+    }
+
+    fn onnx(&self, parameters: &Frame) -> Result<onnx::Model, LearnError> {
+        let mut graph = Graph::new(self.name(), parameters);
+        let image = graph.float_input("image", &["N", "1", "28", "28"]);
+        let bytes = graph.floats("bytes", &[], &[255.0]);
+        let (mean, deviation) =
+            (graph.floats("mean", &[], &[MEAN]), graph.floats("deviation", &[], &[DEVIATION]));
+        let mut x = graph.apply("Div", &[&image, &bytes], &[]);
+        x = graph.apply("Sub", &[&x, &mean], &[]);
+        x = graph.apply("Div", &[&x, &deviation], &[]);
+        for (layer, padding) in [("conv1", 2), ("conv2", 0)] {
+            let weight = graph.weight(&format!("{layer}.weight"))?;
+            let bias = graph.weight(&format!("{layer}.bias"))?;
+            let pads = [("pads", Attribute::Ints(&[padding; 4]))];
+            x = graph.apply("Conv", &[&x, &weight, &bias], &pads);
+            x = graph.apply("Relu", &[&x], &[]);
+            let window = Attribute::Ints(&[2, 2]);
+            let strides = Attribute::Ints(&[2, 2]);
+            x = graph.apply("MaxPool", &[&x], &[("kernel_shape", window), ("strides", strides)]);
+        }
+        x = graph.apply("Flatten", &[&x], &[]);
+        for layer in ["fc1", "fc2"] {
+            x = graph.linear(&x, layer)?;
+            x = graph.apply("Relu", &[&x], &[]);
+        }
+        x = graph.linear(&x, "fc3")?;
+        let mut model = graph.finish(&x, &self.classes);
+        let form = match self.form {
+            Some(ImageForm::Photograph) => "photograph",
+            _ => "ink",
+        };
+        model.note(onnx::FORM, form);
+        Ok(model)
     }
 
     fn infer(

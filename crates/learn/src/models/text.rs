@@ -4,11 +4,12 @@ use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 use serde_json::{Map, Value, json};
 use skep_data::vocabulary::{MOST_LENGTH, MOST_NUMBERS, UNKNOWN};
-use skep_data::{Corpus, Dataset, Table, Vocabulary, VocabularySettings, corpus};
-use skep_wire::Job;
+use skep_data::{Column, Corpus, Dataset, Table, Vocabulary, VocabularySettings, corpus};
+use skep_wire::{Dtype, Job};
 
+use crate::onnx::{Attribute, Graph, Name};
 use crate::tokens::Tokens;
-use crate::{LearnError, classify};
+use crate::{Assets, Encoder, Inference, Input, LearnError, classify};
 
 /// The most floats of a vector or state.
 const MOST_SIZE: usize = 4096;
@@ -103,9 +104,57 @@ impl TextSettings {
         Ok(())
     }
 
+    /// What makes batches of texts for a trained model: its run's vocabulary.
+    pub fn encoder(self, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        Ok(Box::new(ByVocabulary(self.vocabulary(assets)?)))
+    }
+
+    /// The vocabulary of the run that a trained model is from.
+    fn vocabulary(self, assets: &Assets) -> Result<Vocabulary, LearnError> {
+        let name = Vocabulary::ASSET;
+        let refuse = |reason: String| LearnError::Asset { name: name.to_owned(), reason };
+        let bytes = assets.get(name).ok_or_else(|| refuse("is missing".to_owned()))?;
+        let vocabulary = Vocabulary::parse(name, bytes)?;
+        if vocabulary.numbers() > self.words {
+            let (found, words) = (vocabulary.numbers(), self.words);
+            return Err(refuse(format!("has {found} numbers, of which the model knows {words}")));
+        }
+        Ok(vocabulary)
+    }
+
+    /// Texts that are measured on, in the numbers of the run's vocabulary: those of any other
+    /// would mean other words.
+    pub fn test_rows(self, source: &str, assets: &Assets) -> Result<Table, LearnError> {
+        let vocabulary = self.vocabulary(assets)?;
+        Ok(Corpus::open(source)?.encoded(&vocabulary)?.test)
+    }
+
     /// The texts of a batch.
     pub fn tokens(self, batch: &Table) -> Result<Tokens, LearnError> {
         Tokens::of(classify::column(batch, "tokens")?, self.words)
+    }
+}
+
+/// What the run of a model of texts keeps besides its parameters.
+pub const ASSETS: &[&str] = &[Vocabulary::ASSET];
+
+/// What the models of texts can be asked.
+pub fn inference() -> Inference {
+    Inference { input: Input::Text, classes: corpus::CLASSES.map(str::to_owned).to_vec() }
+}
+
+/// Cuts texts into words and looks up their numbers, as it was done with the training texts.
+struct ByVocabulary(Vocabulary);
+
+impl Encoder for ByVocabulary {
+    fn encode(&self, texts: &[String]) -> Result<Table, LearnError> {
+        let numbers = texts.iter().flat_map(|text| self.0.encode(text));
+        Ok(Table::new(vec![Column {
+            name: "tokens".to_owned(),
+            dtype: Dtype::U16,
+            shape: vec![self.0.length()],
+            bytes: numbers.flat_map(u16::to_le_bytes).collect(),
+        }])?)
     }
 }
 
@@ -147,5 +196,39 @@ impl WordVectors {
     pub fn new(settings: TextSettings, device: &Device) -> Self {
         let shape = [settings.words, settings.dimension];
         Self { weight: Initializer::Zeros.init(shape, device) }
+    }
+}
+
+/// A batch of texts in an ONNX graph.
+pub(super) struct TextGraph {
+    /// Their vectors, `[N, T, dimension]`.
+    pub(super) vectors: Name,
+    /// How many numbers of each text count, `[N, 1]`, whole.
+    pub(super) lengths: Name,
+    /// 1 where a number counts, 0 where it is padding, `[N, T]`, floats.
+    pub(super) mask: Name,
+}
+
+impl TextGraph {
+    /// What [`Tokens`] works out: a text ends with the last number that is not padding.
+    pub(super) fn new(graph: &mut Graph<'_>) -> Result<Self, LearnError> {
+        let tokens = graph.int_input("tokens", &["N", "T"]);
+        let words = graph.weight("embedding.weight")?;
+        let vectors = graph.apply("Gather", &[&words, &tokens], &[]);
+        let (zero, one) = (graph.ints("zero", &[], &[0]), graph.ints("one", &[], &[1]));
+        let shape = graph.apply("Shape", &[&tokens], &[]);
+        let width = graph.apply("Gather", &[&shape, &one], &[]);
+        let end = graph.apply("Add", &[&width, &one], &[]);
+        let places = graph.apply("Range", &[&one, &end, &one], &[]);
+        let padding = graph.apply("Equal", &[&tokens, &zero], &[]);
+        let word = graph.apply("Not", &[&padding], &[]);
+        let word = graph.int64_of(&word);
+        let marked = graph.apply("Mul", &[&word, &places], &[]);
+        let axes = [("axes", Attribute::Ints(&[1])), ("keepdims", Attribute::Int(1))];
+        let last = graph.apply("ReduceMax", &[&marked], &axes);
+        let lengths = graph.apply("Max", &[&last, &one], &[]);
+        let counts = graph.apply("LessOrEqual", &[&places, &lengths], &[]);
+        let mask = graph.float_of(&counts);
+        Ok(Self { vectors, lengths, mask })
     }
 }

@@ -10,12 +10,13 @@ use burn::tensor::{Device, Tensor};
 use serde_json::{Map, Value};
 use skep_data::corpus::CLASSES;
 use skep_data::{Dataset, Table};
-use skep_wire::{EvaluationCounts, Job};
+use skep_wire::{EvaluationCounts, Frame, Job};
 
-use super::text::{self, TextSettings, WordVectors};
+use super::text::{self, TextGraph, TextSettings, WordVectors};
 use crate::fused::Activation::Identity;
+use crate::onnx::{self, Attribute, Graph};
 use crate::tokens::Tokens;
-use crate::{BurnTask, LearnError, classify, fused};
+use crate::{Assets, BurnTask, Encoder, Inference, LearnError, classify, fused};
 
 /// The model.
 #[derive(Module, Debug)]
@@ -93,5 +94,44 @@ impl BurnTask for TextAverage {
     ) -> Result<EvaluationCounts, LearnError> {
         let labels = text::labels(batch, device)?;
         Ok(classify::counts(model.forward(&self.0.tokens(batch)?), labels))
+    }
+
+    fn inference(&self, _job: &Job) -> Option<Inference> {
+        Some(text::inference())
+    }
+
+    fn assets(&self) -> &[&str] {
+        text::ASSETS
+    }
+
+    fn encoder(&self, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        self.0.encoder(assets)
+    }
+
+    fn test_rows(&self, source: &str, assets: &Assets) -> Result<Table, LearnError> {
+        self.0.test_rows(source, assets)
+    }
+
+    fn onnx(&self, parameters: &Frame) -> Result<onnx::Model, LearnError> {
+        let mut graph = Graph::new(self.name(), parameters);
+        let texts = TextGraph::new(&mut graph)?;
+        let (rows, columns) = (graph.ints("rows", &[1], &[1]), graph.ints("last", &[1], &[2]));
+        let mask = graph.apply("Unsqueeze", &[&texts.mask, &columns], &[]);
+        let counted = graph.apply("Mul", &[&texts.vectors, &mask], &[]);
+        let keep = [("keepdims", Attribute::Int(0))];
+        let sum = graph.apply("ReduceSum", &[&counted, &rows], &keep);
+        let lengths = graph.float_of(&texts.lengths);
+        let mean = graph.apply("Div", &[&sum, &lengths], &[]);
+        let scores = graph.linear(&mean, "fc")?;
+        Ok(graph.finish(&scores, &CLASSES.map(str::to_owned)))
+    }
+
+    fn infer(
+        &self,
+        model: &Model,
+        batch: &Table,
+        _device: &Device,
+    ) -> Result<Tensor<2>, LearnError> {
+        Ok(model.forward(&self.0.tokens(batch)?))
     }
 }

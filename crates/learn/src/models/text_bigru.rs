@@ -10,12 +10,13 @@ use burn::tensor::{Device, Tensor};
 use serde_json::{Map, Value};
 use skep_data::corpus::CLASSES;
 use skep_data::{Dataset, Table};
-use skep_wire::{EvaluationCounts, Job};
+use skep_wire::{EvaluationCounts, Frame, Job};
 
-use super::text::{self, TextSettings, WordVectors};
+use super::text::{self, TextGraph, TextSettings, WordVectors};
 use crate::fused::{Activation::Identity, Direction, GruWeights};
+use crate::onnx::{self, Attribute, Graph, Name};
 use crate::tokens::Tokens;
-use crate::{BurnTask, LearnError, classify, fused};
+use crate::{Assets, BurnTask, Encoder, Inference, LearnError, classify, fused};
 
 /// PyTorch's `GRU(input, hidden, batch_first=True, bidirectional=True)`, by its names and layouts.
 #[derive(Module, Debug)]
@@ -88,6 +89,37 @@ impl Model {
     }
 }
 
+/// ONNX' bidirectional GRU with the weights of PyTorch's: both directions in one tensor, and the
+/// gates in another order (update, reset, new; PyTorch has reset first).
+fn gru(graph: &mut Graph<'_>, input: &str, lengths: &str, layer: &str) -> Result<Name, LearnError> {
+    let reordered = |values: &[f32]| {
+        let gate = values.len() / 3;
+        [&values[gate..2 * gate], &values[..gate], &values[2 * gate..]].concat()
+    };
+    let (mut inputs, mut states, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+    let mut sides = [0, 0];
+    for direction in ["", "_reverse"] {
+        let (shape, values) = graph.tensor(&format!("{layer}.weight_ih_l0{direction}"))?;
+        sides = [shape[0] / 3, shape[1]];
+        inputs.extend(reordered(values));
+        states.extend(reordered(graph.tensor(&format!("{layer}.weight_hh_l0{direction}"))?.1));
+        for bias in ["bias_ih", "bias_hh"] {
+            biases.extend(reordered(graph.tensor(&format!("{layer}.{bias}_l0{direction}"))?.1));
+        }
+    }
+    let [hidden, width] = sides;
+    let inputs = graph.floats(&format!("{layer}.W"), &[2, 3 * hidden, width], &inputs);
+    let states = graph.floats(&format!("{layer}.R"), &[2, 3 * hidden, hidden], &states);
+    let biases = graph.floats(&format!("{layer}.B"), &[2, 6 * hidden], &biases);
+    let settings = [
+        ("direction", Attribute::Text("bidirectional")),
+        ("hidden_size", Attribute::Int(hidden as i64)),
+        // PyTorch resets what the state's own weights made of it.
+        ("linear_before_reset", Attribute::Int(1)),
+    ];
+    Ok(graph.apply("GRU", &[input, &inputs, &states, &biases, lengths], &settings))
+}
+
 /// The task: whether a review praises or blames.
 #[derive(Clone, Copy, Debug)]
 pub struct TextBigru(TextSettings);
@@ -152,5 +184,58 @@ impl BurnTask for TextBigru {
     ) -> Result<EvaluationCounts, LearnError> {
         let labels = text::labels(batch, device)?;
         Ok(classify::counts(model.forward(&self.0.tokens(batch)?, device), labels))
+    }
+
+    fn inference(&self, _job: &Job) -> Option<Inference> {
+        Some(text::inference())
+    }
+
+    fn assets(&self) -> &[&str] {
+        text::ASSETS
+    }
+
+    fn encoder(&self, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        self.0.encoder(assets)
+    }
+
+    fn test_rows(&self, source: &str, assets: &Assets) -> Result<Table, LearnError> {
+        self.0.test_rows(source, assets)
+    }
+
+    fn onnx(&self, parameters: &Frame) -> Result<onnx::Model, LearnError> {
+        let mut graph = Graph::new(self.name(), parameters);
+        let texts = TextGraph::new(&mut graph)?;
+        let (first, one) = (graph.ints("first", &[1], &[0]), graph.ints("last", &[1], &[1]));
+        let lengths = graph.apply("Squeeze", &[&texts.lengths, &one], &[]);
+        let lengths = graph.int32_of(&lengths);
+        let steps_first = [("perm", Attribute::Ints(&[1, 0, 2]))];
+        let mut x = graph.apply("Transpose", &[&texts.vectors], &steps_first);
+        let joined = graph.ints("joined", &[3], &[0, 0, -1]);
+        for layer in ["gru1", "gru2"] {
+            x = gru(&mut graph, &x, &lengths, layer)?;
+            // From [T, directions, N, hidden] to both directions side by side.
+            let perm = [("perm", Attribute::Ints(&[0, 2, 1, 3]))];
+            x = graph.apply("Transpose", &[&x], &perm);
+            x = graph.apply("Reshape", &[&x, &joined], &[]);
+        }
+        let columns = graph.ints("columns", &[1], &[2]);
+        let mask = graph.apply("Unsqueeze", &[&texts.mask, &columns], &[]);
+        let mask = graph.apply("Transpose", &[&mask], &steps_first);
+        let counted = graph.apply("Mul", &[&x, &mask], &[]);
+        let keep = [("keepdims", Attribute::Int(0))];
+        let sum = graph.apply("ReduceSum", &[&counted, &first], &keep);
+        let lengths = graph.float_of(&texts.lengths);
+        let mean = graph.apply("Div", &[&sum, &lengths], &[]);
+        let scores = graph.linear(&mean, "fc")?;
+        Ok(graph.finish(&scores, &CLASSES.map(str::to_owned)))
+    }
+
+    fn infer(
+        &self,
+        model: &Model,
+        batch: &Table,
+        device: &Device,
+    ) -> Result<Tensor<2>, LearnError> {
+        Ok(model.forward(&self.0.tokens(batch)?, device))
     }
 }
