@@ -181,7 +181,22 @@ impl<T: BurnTask> Task for Burn<T> {
     }
 
     fn test_rows(&self, job: &Job, assets: &Assets) -> Result<Table, LearnError> {
-        self.0.configured(&job.model.settings)?.test_rows(&job.data.source, assets)
+        let task = self.0.configured(&job.model.settings)?;
+        let Some(dataset) = skep_data::split::open(&job.data.source)? else {
+            return task.test_rows(&job.data.source, assets);
+        };
+        // Rows that were made with another vocabulary would mean other words.
+        let is_the_same = |name: &str| {
+            let its = dataset.assets.iter().find(|asset| asset.name == name);
+            its.map(|asset| &asset.bytes[..]) == assets.get(name).map(|bytes| &bytes[..])
+        };
+        match self.0.assets().iter().find(|name| !is_the_same(name)) {
+            Some(name) => Err(LearnError::Asset {
+                name: (*name).to_owned(),
+                reason: format!("of the model is not that of {}", job.data.source),
+            }),
+            None => Ok(dataset.test),
+        }
     }
 
     fn onnx(
