@@ -1,9 +1,13 @@
-//! Several models that answer as one.
+//! Several models that answer as one: an [`Ensemble`] computes, an [`EnsembleTask`] is what a
+//! server asks. The parameters of all members are one frame, in which member 2's `conv1.weight` is
+//! called `2.conv1.weight`.
 
-use skep_data::Table;
-use skep_wire::{EvaluationCounts, Frame, Schema};
+use std::sync::Arc;
 
-use crate::{Compute, LearnError, classify};
+use skep_data::{Dataset, Table};
+use skep_wire::{Encoding, EvaluationCounts, Frame, Job, Layout, Schema};
+
+use crate::{Assets, Compute, Encoder, Inference, LearnError, Task, classify};
 
 /// How an ensemble comes to an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,10 +19,10 @@ pub enum Vote {
     Majority,
 }
 
-/// Several models, loaded with their parameters, that answer as one. It only answers: members are
-/// trained one by one.
+/// Several models that answer as one. It only answers: members are trained one by one.
 pub struct Ensemble {
     members: Vec<Box<dyn Compute>>,
+    schema: Schema,
     vote: Vote,
 }
 
@@ -28,7 +32,26 @@ impl Ensemble {
         if members.is_empty() {
             return Err(LearnError::Ensemble("it has no members".to_owned()));
         }
-        Ok(Self { members, vote })
+        let mut tensors = Vec::new();
+        for (at, member) in members.iter().enumerate() {
+            tensors.extend(member.schema().tensors().iter().cloned().map(|mut tensor| {
+                tensor.name = name_of(at, &tensor.name);
+                tensor
+            }));
+        }
+        Ok(Self { members, schema: Schema::new(tensors)?, vote })
+    }
+
+    /// The parameters of all members as one frame, from those of each.
+    pub fn join(&self, parameters: &[Frame]) -> Result<Frame, LearnError> {
+        let layout = Layout::of_version(&self.schema, Encoding::F32)?;
+        let mut joined = Frame::zeros(Arc::new(layout));
+        for (at, frame) in parameters.iter().enumerate() {
+            for place in frame.layout().places() {
+                copy(frame, &place.name, &mut joined, &name_of(at, &place.name))?;
+            }
+        }
+        Ok(joined)
     }
 
     /// How many members.
@@ -55,6 +78,19 @@ impl Ensemble {
         }
         Ok(scores)
     }
+}
+
+/// What a member's tensor is called among those of all; people count from 1.
+fn name_of(member: usize, tensor: &str) -> String {
+    format!("{}.{tensor}", member + 1)
+}
+
+fn copy(from: &Frame, name: &str, into: &mut Frame, as_name: &str) -> Result<(), LearnError> {
+    match (from.tensor(name), into.tensor_mut(as_name)) {
+        (Some(from), Some(into)) if from.len() == into.len() => into.copy_from_slice(from),
+        _ => return Err(LearnError::Ensemble(format!("`{name}` does not fit `{as_name}`"))),
+    }
+    Ok(())
 }
 
 /// The scores of all from the scores of each: logarithms of probabilities, so that a softmax gives
@@ -85,15 +121,23 @@ pub fn combine(scores: &[Vec<f32>], classes: usize, vote: Vote) -> Vec<f32> {
 
 impl Compute for Ensemble {
     fn schema(&self) -> &Schema {
-        self.members[0].schema()
+        &self.schema
     }
 
     fn initial(&self, _seed: u64) -> Result<Frame, LearnError> {
         Err(LearnError::Ensemble("its members are trained one by one".to_owned()))
     }
 
-    fn load(&mut self, _parameters: &Frame) -> Result<(), LearnError> {
-        Err(LearnError::Ensemble("its members were loaded before".to_owned()))
+    fn load(&mut self, parameters: &Frame) -> Result<(), LearnError> {
+        for (at, member) in self.members.iter_mut().enumerate() {
+            let layout = Layout::of_version(member.schema(), Encoding::F32)?;
+            let mut own = Frame::zeros(Arc::new(layout));
+            for place in own.layout().clone().places() {
+                copy(parameters, &name_of(at, &place.name), &mut own, &place.name)?;
+            }
+            member.load(&own)?;
+        }
+        Ok(())
     }
 
     fn gradient(&mut self, _: &Table, _: u64, _: &mut Frame) -> Result<f64, LearnError> {
@@ -110,6 +154,60 @@ impl Compute for Ensemble {
         let scores = self.infer_each(batch)?;
         let classes = scores[0].len() / batch.rows().max(1);
         Ok(combine(&scores, classes, self.vote))
+    }
+}
+
+/// Several models of one task, to be asked as one.
+pub struct EnsembleTask {
+    task: Arc<dyn Task>,
+    members: usize,
+    vote: Vote,
+}
+
+impl EnsembleTask {
+    /// So many models of a task.
+    pub fn new(task: Arc<dyn Task>, members: usize, vote: Vote) -> Self {
+        Self { task, members, vote }
+    }
+
+    /// The members, without parameters.
+    pub fn ensemble(&self, job: &Job) -> Result<Ensemble, LearnError> {
+        let members = (0..self.members).map(|_| self.task.compute(job)).collect::<Result<_, _>>()?;
+        Ensemble::new(members, self.vote)
+    }
+}
+
+impl Task for EnsembleTask {
+    fn name(&self) -> &str {
+        self.task.name()
+    }
+
+    fn about(&self) -> &str {
+        self.task.about()
+    }
+
+    fn defaults(&self) -> Job {
+        self.task.defaults()
+    }
+
+    fn dataset(&self, job: &Job) -> Result<Dataset, LearnError> {
+        self.task.dataset(job)
+    }
+
+    fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError> {
+        Ok(Box::new(self.ensemble(job)?))
+    }
+
+    fn inference(&self, job: &Job) -> Option<Inference> {
+        self.task.inference(job)
+    }
+
+    fn assets(&self) -> &[&str] {
+        self.task.assets()
+    }
+
+    fn encoder(&self, job: &Job, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        self.task.encoder(job, assets)
     }
 }
 

@@ -24,7 +24,7 @@ mod state;
 mod task;
 
 pub use burn_task::{Burn, BurnTask};
-pub use ensemble::{Ensemble, Vote};
+pub use ensemble::{Ensemble, EnsembleTask, Vote};
 pub use error::LearnError;
 pub use inference::{Assets, Encoder, ImageForm, Inference, Input};
 pub use models::tasks;
