@@ -118,6 +118,11 @@ impl Vocabulary {
         &self.file.classes
     }
 
+    /// How many numbers there are, the two for padding and unknown words included.
+    pub fn numbers(&self) -> usize {
+        FIRST + self.file.words.len()
+    }
+
     /// The words; the one at place `i` has the number `i + 2`.
     pub fn words(&self) -> &[String] {
         &self.file.words

@@ -12,7 +12,7 @@ use skep_wire::{EvaluationCounts, Frame, Job, Layout, Schema};
 
 use crate::state::State;
 use crate::threads;
-use crate::{Compute, Inference, LearnError, Task};
+use crate::{Assets, Compute, Encoder, Inference, LearnError, Task};
 
 /// A task whose model is a Burn module; wrap it in [`Burn`] to get a [`Task`].
 pub trait BurnTask: Clone + Send + Sync + 'static {
@@ -71,8 +71,13 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
         None
     }
 
-    /// A batch with a row per text, for a model that takes texts.
-    fn encode(&self, _job: &Job, _texts: &[String]) -> Result<Table, LearnError> {
+    /// The run's assets that the trained model needs to be asked.
+    fn assets(&self) -> &[&str] {
+        &[]
+    }
+
+    /// What makes batches of texts, for a model that takes texts.
+    fn encoder(&self, _assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
         Err(LearnError::NoInference(self.name().to_owned()))
     }
 
@@ -124,8 +129,12 @@ impl<T: BurnTask> Task for Burn<T> {
         self.0.inference(job)
     }
 
-    fn encode(&self, job: &Job, texts: &[String]) -> Result<Table, LearnError> {
-        self.0.encode(job, texts)
+    fn assets(&self) -> &[&str] {
+        self.0.assets()
+    }
+
+    fn encoder(&self, job: &Job, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        self.0.configured(&job.model.settings)?.encoder(assets)
     }
 }
 

@@ -44,6 +44,14 @@ pub enum LearnError {
         /// What is wrong, and what there is.
         reason: String,
     },
+    /// What a model needs besides its parameters is missing, or another's.
+    #[error("the asset `{name}` {reason}")]
+    Asset {
+        /// Which.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The model is trained, but says nothing about new samples.
     #[error("the model `{0}` cannot be asked: its task has no inference")]
     NoInference(String),

@@ -1,6 +1,21 @@
 //! What a trained model takes from people and answers with: enough for a server to turn a
 //! photograph or a sentence into a batch, without knowing the model.
 
+use std::collections::BTreeMap;
+
+use skep_data::Table;
+
+use crate::LearnError;
+
+/// A run's assets by name: what a model needs besides its parameters.
+pub type Assets = BTreeMap<String, Vec<u8>>;
+
+/// Makes batches of texts. It is made once and asked by many threads.
+pub trait Encoder: Send + Sync {
+    /// A batch with a row per text.
+    fn encode(&self, texts: &[String]) -> Result<Table, LearnError>;
+}
+
 /// What a model can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inference {
@@ -23,7 +38,7 @@ pub enum Input {
         /// How the pictures it was trained on were made.
         form: ImageForm,
     },
-    /// A text, which [`Task::encode`](crate::Task::encode) makes a batch of.
+    /// A text, which the [`Encoder`] of the task makes a batch of.
     Text,
 }
 

@@ -23,6 +23,6 @@ mod task;
 
 pub use burn_task::{Burn, BurnTask};
 pub use error::LearnError;
-pub use inference::{ImageForm, Inference, Input};
+pub use inference::{Assets, Encoder, ImageForm, Inference, Input};
 pub use models::tasks;
 pub use task::{Compute, Task};

@@ -6,7 +6,7 @@
 use skep_data::{Dataset, Table};
 use skep_wire::{EvaluationCounts, Frame, Job, Schema};
 
-use crate::{Inference, LearnError};
+use crate::{Assets, Encoder, Inference, LearnError};
 
 /// A model tied to its data, by name: what `skep train NAME` looks up.
 pub trait Task: Send + Sync {
@@ -36,9 +36,15 @@ pub trait Task: Send + Sync {
         None
     }
 
-    /// A batch with a row per text, for a model that takes texts: the place of its tokeniser and
-    /// vocabulary.
-    fn encode(&self, _job: &Job, _texts: &[String]) -> Result<Table, LearnError> {
+    /// What the trained model needs besides its parameters to be asked, such as a vocabulary: names
+    /// of the run's assets.
+    fn assets(&self) -> &[&str] {
+        &[]
+    }
+
+    /// What makes batches of texts, for a model that takes texts: the place of its tokeniser and
+    /// vocabulary. `assets` has those that [`assets`](Self::assets) names.
+    fn encoder(&self, _job: &Job, _assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
         Err(LearnError::NoInference(self.name().to_owned()))
     }
 }

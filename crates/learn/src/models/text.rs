@@ -4,11 +4,11 @@ use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 use serde_json::{Map, Value, json};
 use skep_data::vocabulary::{MOST_LENGTH, MOST_NUMBERS};
-use skep_data::{Corpus, Dataset, Table, VocabularySettings, corpus};
-use skep_wire::Job;
+use skep_data::{Column, Corpus, Dataset, Table, Vocabulary, VocabularySettings, corpus};
+use skep_wire::{Dtype, Job};
 
 use crate::tokens::Tokens;
-use crate::{LearnError, classify};
+use crate::{Assets, Encoder, Inference, Input, LearnError, classify};
 
 /// The most floats of a vector or state.
 const MOST_SIZE: usize = 4096;
@@ -63,9 +63,45 @@ impl TextSettings {
         Ok(Corpus::open(source)?.dataset(settings)?)
     }
 
+    /// What makes batches of texts for a trained model: its run's vocabulary.
+    pub fn encoder(self, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        let name = Vocabulary::ASSET;
+        let refuse = |reason: String| LearnError::Asset { name: name.to_owned(), reason };
+        let bytes = assets.get(name).ok_or_else(|| refuse("is missing".to_owned()))?;
+        let vocabulary = Vocabulary::parse(name, bytes)?;
+        if vocabulary.numbers() > self.words {
+            let (found, words) = (vocabulary.numbers(), self.words);
+            return Err(refuse(format!("has {found} numbers, of which the model knows {words}")));
+        }
+        Ok(Box::new(ByVocabulary(vocabulary)))
+    }
+
     /// The texts of a batch.
     pub fn tokens(self, batch: &Table) -> Result<Tokens, LearnError> {
         Tokens::of(classify::column(batch, "tokens")?, self.words)
+    }
+}
+
+/// What the run of a model of texts keeps besides its parameters.
+pub const ASSETS: &[&str] = &[Vocabulary::ASSET];
+
+/// What the models of texts can be asked.
+pub fn inference() -> Inference {
+    Inference { input: Input::Text, classes: corpus::CLASSES.map(str::to_owned).to_vec() }
+}
+
+/// Cuts texts into words and looks up their numbers, as it was done with the training texts.
+struct ByVocabulary(Vocabulary);
+
+impl Encoder for ByVocabulary {
+    fn encode(&self, texts: &[String]) -> Result<Table, LearnError> {
+        let numbers = texts.iter().flat_map(|text| self.0.encode(text));
+        Ok(Table::new(vec![Column {
+            name: "tokens".to_owned(),
+            dtype: Dtype::U16,
+            shape: vec![self.0.length()],
+            bytes: numbers.flat_map(u16::to_le_bytes).collect(),
+        }])?)
     }
 }
 

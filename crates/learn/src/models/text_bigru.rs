@@ -15,7 +15,7 @@ use skep_wire::{EvaluationCounts, Job};
 use super::text::{self, TextSettings, WordVectors};
 use crate::fused::{Activation::Identity, Direction, GruWeights};
 use crate::tokens::Tokens;
-use crate::{BurnTask, LearnError, classify, fused};
+use crate::{Assets, BurnTask, Encoder, Inference, LearnError, classify, fused};
 
 /// PyTorch's `GRU(input, hidden, batch_first=True, bidirectional=True)`, by its names and layouts.
 #[derive(Module, Debug)]
@@ -148,5 +148,26 @@ impl BurnTask for TextBigru {
     ) -> Result<EvaluationCounts, LearnError> {
         let labels = text::labels(batch, device)?;
         Ok(classify::counts(model.forward(&self.0.tokens(batch)?, device), labels))
+    }
+
+    fn inference(&self, _job: &Job) -> Option<Inference> {
+        Some(text::inference())
+    }
+
+    fn assets(&self) -> &[&str] {
+        text::ASSETS
+    }
+
+    fn encoder(&self, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
+        self.0.encoder(assets)
+    }
+
+    fn infer(
+        &self,
+        model: &Model,
+        batch: &Table,
+        device: &Device,
+    ) -> Result<Tensor<2>, LearnError> {
+        Ok(model.forward(&self.0.tokens(batch)?, device))
     }
 }

@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod browser;
+pub(crate) mod server;
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
