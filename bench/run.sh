@@ -2,6 +2,8 @@
 # Runs every benchmark, each against a peer or a physical limit in the same run, prints a table of
 # ratios and exits with 1 when a target is missed. Names of rows restrict it: bench/run.sh network step
 # The rows of `python` need a Python with torch and the client's dependencies: SKEP_PYTHON or python3.
+# Those of `inference` need one with flask, gunicorn, onnx, onnxruntime and pillow: SKEP_ONNX_PYTHON,
+# SKEP_PYTHON or python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target="${CARGO_TARGET_DIR:-target}"

@@ -2,7 +2,7 @@
 """Uses the page of `skep serve` as people do, in headless Chromium.
 
     try_page.py draw URL [--picture FILE.png:ANSWER] [--screenshots FOLDER]
-    try_page.py write URL [--screenshots FOLDER]
+    try_page.py write URL [--praise WORD] [--blame WORD] [--review TEXT] [--screenshots FOLDER]
 
 `draw` draws digits with mouse, finger and keyboard on the page of a model of digits, and gives it
 pictures; `write` types a review on the page of a model of texts. Speaks WebDriver to chromedriver
@@ -167,6 +167,12 @@ class Browser:
         self.call("POST", "/actions", {"actions": [source]})
         self.call("DELETE", "/actions")
 
+    def drop(self, path: str, x: int, y: int) -> None:
+        """Drops a file on the page, as one does who drags it there from a folder."""
+        data = {"items": [], "files": [path], "dragOperationsMask": 1}
+        for step in ("dragEnter", "dragOver", "drop"):
+            self.tools("Input.dispatchDragEvent", type=step, x=x, y=y, data=data)
+
     def keys(self, keys: list) -> None:
         steps = []
         for key in keys:
@@ -284,7 +290,11 @@ def draw(browser: Browser, options: argparse.Namespace) -> None:
         browser.click("#link button")
         answered(browser, wanted)
         server.shutdown()
-        print(f"a picture as a file and by its address: {wanted}")
+        browser.click("#clear")
+        browser.until("a clean sheet", lambda: browser.text("#answer") == "?")
+        browser.drop(os.path.abspath(path), 300, 300)
+        answered(browser, wanted)
+        print(f"a picture as a file, by its address and dropped on the page: {wanted}")
         browser.click("#clear")
         browser.run("document.querySelector('#url').value = ''")
 
@@ -324,20 +334,44 @@ def write(browser: Browser, options: argparse.Namespace) -> None:
     browser.open(options.url)
     browser.until("the page", lambda: browser.run("return !document.querySelector('#write').hidden"))
     assert browser.run("return document.querySelector('#draw').hidden")
-    browser.type("#text", "What a good and good film, not a bad one.")
-    answered(browser, "positive")
-    browser.until("words", lambda: browser.run("return document.querySelectorAll('#words .for').length === 2"))
-    assert browser.run("return document.querySelectorAll('#words .against').length") == 1
-    browser.until("the spoken answer", lambda: "because of good" in browser.text("#spoken"))
-    browser.check_names()
-    if options.screenshots:
-        browser.screenshot(f"{options.screenshots}/text.png")
+    if not options.review_only:
+        praise_and_blame(browser, options.praise, options.blame)
+    browser.type("#text", options.review)
+    browser.until("an answer", lambda: browser.text("#answer") != "?" and words(browser, "for"))
+    browser.run("document.activeElement.blur(); scrollTo(0, 0)")
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        if options.screenshots:
+            time.sleep(0.5)
+            browser.screenshot(f"{options.screenshots}/text-{scheme}.png")
+    browser.scheme("light")
     browser.size(360, 740, mobile=True, scale=2)
     browser.check_width(360)
-    browser.type("#text", " bad bad bad")
-    answered(browser, "negative")
+    if options.screenshots:
+        time.sleep(0.5)
+        browser.screenshot(f"{options.screenshots}/text-phone.png")
     browser.check_log()
     print("a review was read, with the words that drove the answer")
+
+
+def praise_and_blame(browser: Browser, praise: str, blame: str) -> None:
+    browser.type("#text", f"What a {praise} and {praise} film, not a {blame} one.")
+    answered(browser, "positive")
+    browser.until("words for it", lambda: praise in words(browser, "for"))
+    assert blame in words(browser, "against"), words(browser, "against")
+    browser.until("the spoken answer", lambda: f"because of {praise}" in browser.text("#spoken"))
+    browser.check_names()
+    browser.type("#text", f" {blame} {blame} {blame}")
+    answered(browser, "negative")
+    browser.until("the other words", lambda: blame in words(browser, "for"))
+    browser.run("const t = document.querySelector('#text'); t.value = ''; t.dispatchEvent(new Event('input'))")
+    browser.until("a clean sheet", lambda: browser.text("#answer") == "?")
+
+
+def words(browser: Browser, kind: str) -> list:
+    """The words on the page that speak for the answer, or against it, without stops."""
+    script = "return [...document.querySelectorAll(`#words .${arguments[0]}`)].map(w => w.textContent)"
+    return [re.sub(r"\W", "", word).lower() for word in browser.run(script, kind)]
 
 
 def main() -> int:
@@ -345,6 +379,10 @@ def main() -> int:
     parser.add_argument("what", choices=["draw", "write"])
     parser.add_argument("url")
     parser.add_argument("--picture", help="FILE.png:ANSWER")
+    parser.add_argument("--praise", default="good", help="a word that praises, to the model")
+    parser.add_argument("--blame", default="bad", help="a word that blames, to the model")
+    parser.add_argument("--review", default="A good film with a bad end.", help="for the pictures")
+    parser.add_argument("--review-only", action="store_true", help="write nothing but that")
     parser.add_argument("--screenshots", help="a folder for them")
     options = parser.parse_args()
     browser = Browser()

@@ -1,7 +1,9 @@
 //! Side-by-side benchmarks: each row runs Skep and a peer or a physical limit in turns, in one
 //! run, and prints their ratio. Absolute numbers depend on the machine; ratios much less.
 
+mod ask;
 mod fleet;
+mod inference;
 mod load;
 mod network;
 mod process;
@@ -20,9 +22,14 @@ type Benchmark = fn() -> Result<Vec<Row>, Failure>;
 
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == "load") {
-        // The load generator is a process of its own, so that it shares nothing with the hive.
-        return match load::generate(&arguments[1..]) {
+    // Load comes from processes of their own, so that they share nothing with what is measured.
+    let generator = match arguments.first().map(String::as_str) {
+        Some("load") if arguments.len() == 3 => Some(load::generate as fn(&[String]) -> _),
+        Some("ask") => Some(ask::generate as _),
+        _ => None,
+    };
+    if let Some(generate) = generator {
+        return match generate(&arguments[1..]) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("error: {error}");
@@ -30,13 +37,14 @@ fn main() -> ExitCode {
             }
         };
     }
-    let benchmarks: [(&str, Benchmark); 6] = [
+    let benchmarks: [(&str, Benchmark); 7] = [
         ("network", network::measure),
         ("step", torch::measure_step),
         ("text", torch::measure_text),
         ("worker", process::measure),
         ("scaling", fleet::measure),
         ("load", load::measure),
+        ("inference", inference::measure),
     ];
     if arguments.is_empty() {
         arguments = benchmarks.iter().map(|(name, _)| (*name).to_owned()).collect();

@@ -20,6 +20,12 @@ const WORKING_SIDE: u32 = 256;
 /// How broad MNIST's strokes are, in parts of the figure's longer side.
 const STROKE: f32 = 0.125;
 
+/// A ground is at least so uneven: one step of a byte.
+const LEAST_SPREAD: f64 = 0.004;
+
+/// What differs less than this from a level is the level.
+const FLAT: f64 = 0.002;
+
 /// A grid of numbers.
 struct Plane {
     width: usize,
@@ -32,17 +38,77 @@ impl Plane {
         Self { width, height, values: vec![0.0; width * height] }
     }
 
-    /// The value at a place between four pixels; nothing lies outside.
-    fn at(&self, x: f32, y: f32) -> f32 {
-        let (left, top) = (x.floor(), y.floor());
-        let pixel = |x: f32, y: f32| {
-            let inside = x >= 0.0 && y >= 0.0 && x < self.width as f32 && y < self.height as f32;
-            if inside { self.values[y as usize * self.width + x as usize] } else { 0.0 }
+    /// Another grid, each pixel the mean of several looks at this one. A look between pixels takes
+    /// from those around it, across and down alike, so the two are done one after the other.
+    fn resample(&self, columns: &Looks, rows: &Looks) -> Self {
+        let (width, height) = (columns.pixels(), rows.pixels());
+        let mut narrow = Self::new(width, self.height);
+        let lines = narrow.values.chunks_exact_mut(width).zip(self.values.chunks_exact(self.width));
+        for (to, from) in lines {
+            for (cell, looks) in to.iter_mut().zip(columns.each()) {
+                let look = |look: &Look| {
+                    from[look.near] * look.near_share + from[look.far] * look.far_share
+                };
+                *cell = looks.iter().map(look).sum();
+            }
+        }
+        let mut done = Self::new(width, height);
+        let line = |at: usize| &narrow.values[at * width..(at + 1) * width];
+        let share = 1.0 / (columns.per_pixel * rows.per_pixel) as f32;
+        for (to, looks) in done.values.chunks_exact_mut(width).zip(rows.each()) {
+            for look in looks {
+                for ((cell, near), far) in to.iter_mut().zip(line(look.near)).zip(line(look.far)) {
+                    *cell += near * look.near_share + far * look.far_share;
+                }
+            }
+            to.iter_mut().for_each(|cell| *cell *= share);
+        }
+        done
+    }
+}
+
+/// A look at a place between two pixels of a line.
+struct Look {
+    near: usize,
+    far: usize,
+    near_share: f32,
+    far_share: f32,
+}
+
+/// Several looks for each pixel of a new line at those of an old one.
+struct Looks {
+    looks: Vec<Look>,
+    per_pixel: usize,
+}
+
+impl Looks {
+    /// `place` says where on the old line, which has `side` pixels, a look of a new pixel falls.
+    /// Nothing lies outside.
+    fn new(
+        pixels: usize,
+        per_pixel: usize,
+        side: usize,
+        place: impl Fn(usize, usize) -> f32,
+    ) -> Self {
+        let look = |at: usize| {
+            let place = place(at / per_pixel, at % per_pixel);
+            let before = place.floor();
+            let share = |pixel: f32, share: f32| {
+                if pixel >= 0.0 && pixel < side as f32 { (pixel as usize, share) } else { (0, 0.0) }
+            };
+            let (near, near_share) = share(before, 1.0 - (place - before));
+            let (far, far_share) = share(before + 1.0, place - before);
+            Look { near, far, near_share, far_share }
         };
-        let (right, down) = (x - left, y - top);
-        let upper = pixel(left, top) * (1.0 - right) + pixel(left + 1.0, top) * right;
-        let lower = pixel(left, top + 1.0) * (1.0 - right) + pixel(left + 1.0, top + 1.0) * right;
-        upper * (1.0 - down) + lower * down
+        Self { looks: (0..pixels * per_pixel).map(look).collect(), per_pixel }
+    }
+
+    fn pixels(&self) -> usize {
+        self.looks.len() / self.per_pixel
+    }
+
+    fn each(&self) -> impl Iterator<Item = &[Look]> {
+        self.looks.chunks_exact(self.per_pixel)
     }
 }
 
@@ -107,7 +173,15 @@ fn subtract_ground(plane: &mut Plane) -> f32 {
     }
     // Starts level, at what is usual along the rim.
     let rim_values = samples.iter().filter(|sample| sample.2).map(|sample| sample.1);
-    let mut surface = [median(rim_values.collect()), 0.0, 0.0, 0.0, 0.0, 0.0];
+    let level = median(rim_values.collect());
+    // What was drawn by a program lies on a ground without light or grain: there is nothing to fit.
+    let flat = |sample: &&([f64; 6], f64, bool)| (sample.1 - level).abs() < FLAT;
+    let even_rim = samples.iter().filter(|sample| sample.2).all(|sample| flat(&sample));
+    if even_rim && samples.iter().filter(flat).count() * 2 > samples.len() {
+        plane.values.iter_mut().for_each(|value| *value -= level as f32);
+        return (LEAST_SPREAD * 1.5) as f32;
+    }
+    let mut surface = [level, 0.0, 0.0, 0.0, 0.0, 0.0];
     let height_at = |surface: &[f64; 6], terms: &[f64; 6]| -> f64 {
         surface.iter().zip(terms).map(|(a, b)| a * b).sum()
     };
@@ -115,7 +189,7 @@ fn subtract_ground(plane: &mut Plane) -> f32 {
     for round in 0..8 {
         let away =
             |sample: &([f64; 6], f64, bool)| (sample.1 - height_at(&surface, &sample.0)).abs();
-        spread = median(samples.iter().map(away).collect()).max(0.004) * 1.5;
+        spread = median(samples.iter().map(away).collect()).max(LEAST_SPREAD) * 1.5;
         // Begins generously: the light may fall off far.
         let width = spread.max(0.08 / f64::from(round + 1));
         let mut normal = [[0.0; 7]; 6];
@@ -272,24 +346,14 @@ fn cut_out(plane: &Plane) -> Option<Plane> {
     let (across, down) = ((right - left + 1) as f32, (bottom - top + 1) as f32);
     let per_pixel = across.max(down) / FIGURE;
     let side = |length: f32| (length / per_pixel).round().max(1.0) as usize;
-    let mut figure = Plane::new(side(across), side(down));
-    let (width, height) = (figure.width, figure.height);
-    // Nine looks at each pixel, so that reducing averages.
-    let looks = [-1.0 / 3.0, 0.0, 1.0 / 3.0];
-    for y in 0..height {
-        for x in 0..width {
-            let mut sum = 0.0;
-            for dy in looks {
-                for dx in looks {
-                    let from_x = left as f32 + (x as f32 + 0.5 + dx) * per_pixel - 0.5;
-                    let from_y = top as f32 + (y as f32 + 0.5 + dy) * per_pixel - 0.5;
-                    sum += plane.at(from_x, from_y);
-                }
-            }
-            figure.values[y * width + x] = sum / 9.0;
-        }
-    }
-    Some(figure)
+    // Three looks across and down for each pixel, so that reducing averages.
+    let line = |start: usize, length: f32, of: usize| {
+        Looks::new(side(length), 3, of, |pixel, look| {
+            let offset = (look as f32 - 1.0) / 3.0;
+            start as f32 + (pixel as f32 + 0.5 + offset) * per_pixel - 0.5
+        })
+    };
+    Some(plane.resample(&line(left, across, plane.width), &line(top, down, plane.height)))
 }
 
 /// How broad the strokes are: an area that is all stroke has two edges along its length.
@@ -329,24 +393,48 @@ fn broaden(figure: Plane) -> Plane {
     let grow = missing > 1.0;
     let pad = if grow { reach } else { 0 };
     let mut wide = Plane::new(figure.width + 2 * pad, figure.height + 2 * pad);
-    let near: Vec<(isize, isize)> = {
-        let reach = reach as isize;
-        (-reach..=reach)
-            .flat_map(|dy| (-reach..=reach).map(move |dx| (dx, dy)))
-            .filter(|(dx, dy)| dx * dx + dy * dy <= reach * reach)
-            .collect()
-    };
-    let value = |x: isize, y: isize| {
-        let inside = x >= 0 && y >= 0 && x < figure.width as isize && y < figure.height as isize;
-        if inside { figure.values[y as usize * figure.width + x as usize] } else { 0.0 }
-    };
-    let (width, pad) = (wide.width, pad as isize);
-    for (at, cell) in wide.values.iter_mut().enumerate() {
-        let (x, y) = ((at % width) as isize - pad, (at / width) as isize - pad);
-        let values = near.iter().map(|(dx, dy)| value(x + dx, y + dy));
-        *cell = if grow { values.fold(0.0, f32::max) } else { values.fold(1.0, f32::min) };
+    if !grow {
+        wide.values.fill(1.0);
+    }
+    let bound = reach as isize;
+    for dy in -bound..=bound {
+        // A disc, line by line: as far to the sides as its height allows here.
+        let across = ((bound * bound - dy * dy) as f64).sqrt() as isize;
+        for dx in -across..=across {
+            spread(&figure, &mut wide, [dx + pad as isize, dy + pad as isize], grow);
+        }
     }
     wide
+}
+
+/// Takes the higher values (or the lower ones) of `figure`, moved by `by`, over into `wide`. Around
+/// the figure there is nothing.
+fn spread(figure: &Plane, wide: &mut Plane, [dx, dy]: [isize; 2], higher: bool) {
+    for y in 0..wide.height {
+        let line = &mut wide.values[y * wide.width..(y + 1) * wide.width];
+        let from = y as isize - dy;
+        let source = if from >= 0 && (from as usize) < figure.height {
+            let from = from as usize * figure.width;
+            &figure.values[from..from + figure.width]
+        } else {
+            &[]
+        };
+        // Where the moved line begins and ends in this one.
+        let begin = dx.clamp(0, line.len() as isize) as usize;
+        let end = (dx + source.len() as isize).clamp(begin as isize, line.len() as isize) as usize;
+        let source = source.get((begin as isize - dx) as usize..).unwrap_or_default();
+        if higher {
+            for (cell, value) in line[begin..end].iter_mut().zip(source) {
+                *cell = cell.max(*value);
+            }
+        } else {
+            line[..begin].fill(0.0);
+            line[end..].fill(0.0);
+            for (cell, value) in line[begin..end].iter_mut().zip(source) {
+                *cell = cell.min(*value);
+            }
+        }
+    }
 }
 
 /// Puts the figure's mass into the middle, and averages down to the final size.
@@ -364,22 +452,13 @@ fn place(figure: &Plane, height: usize, width: usize) -> Vec<u8> {
     // 20 of MNIST's 28 pixels, whatever the model's own side is.
     let fine = (height.min(width) * OVERSAMPLE) as f32;
     let scale = figure.width.max(figure.height) as f32 / (fine * 20.0 / 28.0);
-    let mut bytes = Vec::with_capacity(height * width);
-    for y in 0..height {
-        for x in 0..width {
-            let mut sum = 0.0;
-            for dy in 0..OVERSAMPLE {
-                for dx in 0..OVERSAMPLE {
-                    let from = |at: usize, offset: usize, side: usize, centre: f32| {
-                        let middle = (side * OVERSAMPLE) as f32 / 2.0;
-                        ((at * OVERSAMPLE + offset) as f32 + 0.5 - middle) * scale + centre - 0.5
-                    };
-                    sum += figure.at(from(x, dx, width, centre_x), from(y, dy, height, centre_y));
-                }
-            }
-            let mean = sum / (OVERSAMPLE * OVERSAMPLE) as f32;
-            bytes.push((mean * 255.0).round().clamp(0.0, 255.0) as u8);
-        }
-    }
-    bytes
+    let line = |side: usize, centre: f32, of: usize| {
+        let middle = (side * OVERSAMPLE) as f32 / 2.0;
+        Looks::new(side, OVERSAMPLE, of, |pixel, look| {
+            ((pixel * OVERSAMPLE + look) as f32 + 0.5 - middle) * scale + centre - 0.5
+        })
+    };
+    let columns = line(width, centre_x, figure.width);
+    let small = figure.resample(&columns, &line(height, centre_y, figure.height));
+    small.values.iter().map(|mean| (mean * 255.0).round().clamp(0.0, 255.0) as u8).collect()
 }

@@ -92,11 +92,6 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
         Err(LearnError::NoInference(self.name().to_owned()))
     }
 
-    /// A batch with a row per text, for a model that takes texts.
-    fn encode(&self, _job: &Job, _texts: &[String]) -> Result<Table, LearnError> {
-        Err(LearnError::NoInference(self.name().to_owned()))
-    }
-
     /// The rows that a trained model is measured on, with `assets` where they are its run's.
     fn test_rows(&self, source: &str, _assets: &Assets) -> Result<Table, LearnError> {
         Ok(self.dataset(source)?.test)
@@ -174,10 +169,6 @@ impl<T: BurnTask> Task for Burn<T> {
 
     fn encoder(&self, job: &Job, assets: &Assets) -> Result<Box<dyn Encoder>, LearnError> {
         self.0.configured(&job.model.settings)?.encoder(assets)
-    }
-
-    fn encode(&self, job: &Job, texts: &[String]) -> Result<Table, LearnError> {
-        self.0.encode(job, texts)
     }
 
     fn test_rows(&self, job: &Job, assets: &Assets) -> Result<Table, LearnError> {

@@ -172,7 +172,8 @@ impl EnsembleTask {
 
     /// The members, without parameters.
     pub fn ensemble(&self, job: &Job) -> Result<Ensemble, LearnError> {
-        let members = (0..self.members).map(|_| self.task.compute(job)).collect::<Result<_, _>>()?;
+        let members =
+            (0..self.members).map(|_| self.task.compute(job)).collect::<Result<_, _>>()?;
         Ensemble::new(members, self.vote)
     }
 }

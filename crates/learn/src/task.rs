@@ -59,12 +59,6 @@ pub trait Task: Send + Sync {
         Err(LearnError::NoInference(self.name().to_owned()))
     }
 
-    /// A batch with a row per text, for a model that takes texts: the place of its tokeniser and
-    /// vocabulary.
-    fn encode(&self, _job: &Job, _texts: &[String]) -> Result<Table, LearnError> {
-        Err(LearnError::NoInference(self.name().to_owned()))
-    }
-
     /// The rows that a trained model is measured on, with `assets` where they are its run's.
     fn test_rows(&self, job: &Job, _assets: &Assets) -> Result<Table, LearnError> {
         Ok(self.dataset(job)?.test)

@@ -19,6 +19,7 @@ pub async fn follow(
     run: String,
     mut shutdown: watch::Receiver<bool>,
 ) {
+    let layout = serving.model().layout().clone();
     let mut known = None;
     let mut away = false;
     loop {
@@ -30,7 +31,7 @@ pub async fn follow(
             Ok(None) => None,
             Ok(Some(pulled)) => {
                 let version = pulled.version;
-                match pulled.frame(serving.model().layout()) {
+                match pulled.frame(&layout) {
                     Ok(parameters) => {
                         tracing::debug!(%version, "live");
                         serving.publish(Loaded { version: version.to_string(), parameters });

@@ -7,7 +7,10 @@
 //! live.
 
 mod address;
+mod assets;
 mod body;
+mod datatype;
+mod elements;
 mod error;
 mod fetch;
 mod follow;
@@ -19,7 +22,9 @@ mod server;
 mod serving;
 mod source;
 mod tensor;
+mod thread;
 
+pub use assets::of_run as assets_of_run;
 pub use error::{ApiError, ServeError};
 pub use fetch::{FetchSettings, Fetcher};
 pub use follow::follow;

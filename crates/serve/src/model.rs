@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use skep_data::{Column, Table};
-use skep_learn::{Compute, ImageForm, Inference, Input, Task};
+use skep_learn::{Assets, Compute, Encoder, ImageForm, Inference, Input, Task};
 use skep_wire::{Dtype, Frame, Job, Layout, Schema};
 
+use crate::datatype::Datatype;
+use crate::tensor::TensorSpec;
 use crate::{ApiError, ServeError, picture};
 
 /// What is asked.
@@ -14,9 +16,13 @@ pub struct Model {
     pub name: String,
     /// What it takes and tells apart.
     pub inference: Inference,
+    pub(crate) inputs: Vec<TensorSpec>,
+    pub(crate) outputs: Vec<TensorSpec>,
     task: Arc<dyn Task>,
     job: Job,
     layout: Arc<Layout>,
+    /// For models of texts.
+    encoder: Option<Box<dyn Encoder>>,
 }
 
 /// One version of a model's parameters.
@@ -28,18 +34,43 @@ pub struct Loaded {
 }
 
 impl Model {
-    /// The model of a task, if it is one that can be asked.
-    pub fn new(name: &str, task: Arc<dyn Task>, job: Job) -> Result<Self, ServeError> {
+    /// The model of a task, if it is one that can be asked, with the assets that the task names.
+    pub fn new(
+        name: &str,
+        task: Arc<dyn Task>,
+        job: Job,
+        assets: &Assets,
+    ) -> Result<Self, ServeError> {
         let inference = task.inference(&job).ok_or_else(|| {
             ServeError::model(
                 format!("models of the kind `{}` cannot be asked", task.name()),
-                "`lenet5` can, and so can a task of one's own that has `inference` and `infer`",
+                "`lenet5` and `text-average` can, and so can a task of one's own that has \
+                 `inference` and `infer`",
             )
         })?;
+        let encoder = match inference.input {
+            Input::Text => Some(task.encoder(&job, assets)?),
+            _ => None,
+        };
         let compute = task.compute(&job)?;
         let layout = Layout::of_version(compute.schema(), skep_wire::Encoding::F32)
             .map_err(skep_learn::LearnError::from)?;
-        Ok(Self { name: name.to_owned(), inference, task, job, layout: Arc::new(layout) })
+        let classes = inference.classes.len();
+        let output = |name: &str| TensorSpec {
+            name: name.to_owned(),
+            datatypes: vec![Datatype::Fp32],
+            shape: vec![None, Some(classes)],
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            inputs: vec![input_of(&inference.input)],
+            outputs: vec![output("probabilities"), output("logits")],
+            inference,
+            task,
+            job,
+            layout: Arc::new(layout),
+            encoder,
+        })
     }
 
     /// What kind of model it is.
@@ -62,39 +93,49 @@ impl Model {
         Ok(self.task.compute(&self.job)?)
     }
 
-    /// What it takes, in a word.
-    pub(crate) fn takes(&self) -> &'static str {
-        match self.inference.input {
+    /// What it tells apart.
+    pub(crate) fn classes(&self) -> &[String] {
+        &self.inference.classes
+    }
+
+    /// What it takes, in a word: `image` or `text`.
+    pub fn takes(&self) -> &'static str {
+        match &self.inference.input {
             Input::Image { .. } => "image",
-            Input::Text => "text",
-            _ => "tensor",
+            _ => "text",
         }
     }
 
-    /// A batch of one picture, from the bytes of a PNG or JPEG file.
-    pub(crate) fn batch_of_picture(&self, file: &[u8]) -> Result<Table, ApiError> {
-        let Input::Image { column, shape, form } = &self.inference.input else {
+    /// The bytes of one picture as the model sees it, from a PNG or JPEG file.
+    pub(crate) fn pixels(&self, file: &[u8]) -> Result<Vec<u8>, ApiError> {
+        match &self.inference.input {
+            Input::Image { shape, form, .. } => picture::to_bytes(file, *shape, *form),
+            _ => Err(self.other_kind("an image")),
+        }
+    }
+
+    /// A batch of pictures, in the type they came in.
+    pub(crate) fn batch_of_images(&self, dtype: Dtype, bytes: Vec<u8>) -> Result<Table, ApiError> {
+        let Input::Image { column, shape, .. } = &self.inference.input else {
             return Err(self.other_kind("an image"));
         };
-        let bytes = picture::to_bytes(file, *shape, *form)?;
-        let column =
-            Column { name: column.clone(), dtype: Dtype::U8, shape: shape.to_vec(), bytes };
-        Table::new(vec![column]).map_err(|error| ApiError::internal(&error))
+        let column = Column { name: column.clone(), dtype, shape: shape.to_vec(), bytes };
+        Table::new(vec![column]).map_err(|error| ApiError::bad(error.to_string(), ""))
     }
 
     /// A batch with a row per text.
     pub(crate) fn batch_of_texts(&self, texts: &[String]) -> Result<Table, ApiError> {
-        if self.inference.input != Input::Text {
-            return Err(self.other_kind("a text"));
+        match &self.encoder {
+            Some(encoder) => Ok(encoder.encode(texts)?),
+            None => Err(self.other_kind("a text")),
         }
-        Ok(self.task.encode(&self.job, texts)?)
     }
 
     fn other_kind(&self, given: &str) -> ApiError {
         let takes = self.takes();
-        let article = if takes == "image" { "an" } else { "a" };
+        let takes = if takes == "image" { "an image" } else { "a text" };
         ApiError::bad(
-            format!("the model `{}` takes {article} {takes}, not {given}", self.name),
+            format!("the model `{}` takes {takes}, not {given}", self.name),
             "serve a model of the other task, or ask for what this one takes",
         )
     }
@@ -102,5 +143,20 @@ impl Model {
     /// Whether pictures are brought into the form of figures in ink.
     pub(crate) fn is_ink(&self) -> bool {
         matches!(self.inference.input, Input::Image { form: ImageForm::Ink, .. })
+    }
+}
+
+fn input_of(input: &Input) -> TensorSpec {
+    match input {
+        Input::Image { column, shape, .. } => TensorSpec {
+            name: column.clone(),
+            datatypes: vec![Datatype::Fp32, Datatype::Uint8],
+            shape: std::iter::once(None).chain(shape.iter().copied().map(Some)).collect(),
+        },
+        _ => TensorSpec {
+            name: "text".to_owned(),
+            datatypes: vec![Datatype::Bytes],
+            shape: vec![None],
+        },
     }
 }

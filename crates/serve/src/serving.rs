@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::pool::{Pool, Question, Scores};
+use crate::pool::Pool;
+use crate::thread::Thread;
 use crate::{ApiError, Fetcher, Loaded, Model, ServeError};
 
 /// How to serve.
@@ -81,12 +82,13 @@ impl Serving {
         self.loaded().ok_or_else(|| ApiError::busy("no version of the model has arrived yet"))
     }
 
-    pub(crate) async fn ask(
+    /// Has a thread answer a question with a version.
+    pub(crate) async fn ask<T: Send + 'static>(
         &self,
-        question: Question,
         loaded: &Arc<Loaded>,
-    ) -> Result<Scores, ApiError> {
-        self.pool.ask(question, loaded.clone()).await
+        question: impl FnOnce(&mut Thread) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.pool.ask(loaded.clone(), question).await
     }
 
     /// Takes memory for so many bytes, given back when the permit is dropped.

@@ -9,6 +9,7 @@ use skep_data::{RunFiles, RunRecord, Store, model_file};
 use skep_learn::Task;
 use skep_wire::{Frame, Job, Version};
 
+use crate::assets::Beside;
 use crate::{Loaded, Model, ServeError};
 
 /// A model and the version of it that was found.
@@ -63,8 +64,18 @@ pub async fn open(
         None => (Version::default(), files.version0().await?),
     };
     let job = files.record().await?.spec.job;
-    let found = Found { name: files.run(), kind, job: Some(job), version: version.to_string() };
+    let assets = Beside::Run(&folder);
+    let version = version.to_string();
+    let found = Found { name: files.run(), kind, job: Some(job), version, assets };
     found.source(&folder.to_string_lossy(), &bytes, tasks)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ServeError> {
+    std::fs::read(path).map_err(|error| ServeError::System(format!("{}: {error}", path.display())))
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into())
 }
 
 /// The folder of a run: as it is, or as STORE/RUN.
@@ -93,11 +104,9 @@ async fn open_file(
     tasks: &[Arc<dyn Task>],
 ) -> Result<Source, ServeError> {
     let shown = path.to_string_lossy();
-    let bytes =
-        std::fs::read(path).map_err(|error| ServeError::System(format!("{shown}: {error}")))?;
+    let bytes = read(path)?;
     let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let folder = whole.parent().unwrap_or(Path::new("/"));
-    let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into());
     // A run's final model lies beside its description, a checkpoint two folders below it.
     let run = [Some(folder), folder.parent().and_then(Path::parent)]
         .into_iter()
@@ -107,19 +116,19 @@ async fn open_file(
         Some(run) => Some(read_record(&run.join("run.json"))?),
         None => None,
     };
-    let name = record.as_ref().map_or(stem, |record| record.spec.name.clone());
+    let name = record.as_ref().map_or_else(|| stem(path), |record| record.spec.name.clone());
     let version = match run {
         Some(run) => version_within(run, folder, &bytes).await,
         None => None,
     };
     let version = version.map_or_else(|| hash(&bytes), |version| version.to_string());
     let job = record.map(|record| record.spec.job);
-    Found { name: &name, kind, job, version }.source(&shown, &bytes, tasks)
+    let assets = run.map_or(Beside::File(folder), Beside::Run);
+    Found { name: &name, kind, job, version, assets }.source(&shown, &bytes, tasks)
 }
 
 fn read_record(path: &Path) -> Result<RunRecord, ServeError> {
-    let text = std::fs::read(path)
-        .map_err(|error| ServeError::System(format!("{}: {error}", path.display())))?;
+    let text = read(path)?;
     serde_json::from_slice(&text)
         .map_err(|error| ServeError::System(format!("{}: {error}", path.display())))
 }
@@ -148,6 +157,7 @@ struct Found<'found> {
     kind: Option<&'found str>,
     job: Option<Job>,
     version: String,
+    assets: Beside<'found>,
 }
 
 impl Found<'_> {
@@ -166,7 +176,8 @@ impl Found<'_> {
         })?;
         let task = task_of(tasks, kind)?;
         let job = self.job.unwrap_or_else(|| task.defaults());
-        let model = Model::new(self.name, task, job)?;
+        let assets = self.assets.read(&*task)?;
+        let model = Model::new(self.name, task, job, &assets)?;
         let mut parameters = Frame::zeros(model.layout().clone());
         model_file::apply(&mut parameters, &model_file::parse(path, bytes)?)?;
         Ok(Source { model, loaded: Loaded { version: self.version, parameters } })

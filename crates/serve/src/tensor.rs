@@ -1,143 +1,161 @@
 //! Tensors as the Open Inference Protocol writes them in JSON: a name, a shape, a datatype, and the
 //! elements, flat or nested.
 
-use std::fmt;
+use serde::ser::{SerializeSeq, SerializeStruct};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
 
-use serde::de::{DeserializeSeed, Error, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
-use skep_data::{Column, Table};
-use skep_learn::Input;
-use skep_wire::Dtype;
+use crate::ApiError;
+use crate::datatype::Datatype;
+use crate::elements;
 
-use crate::{ApiError, Model};
-
-/// A tensor of a request.
-#[derive(Debug, Deserialize)]
+/// A tensor of a request or an answer.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
+    pub(crate) datatype: Datatype,
     pub(crate) shape: Vec<usize>,
-    pub(crate) datatype: String,
-    pub(crate) data: Elements,
+    pub(crate) elements: Elements,
 }
 
-/// Elements, taken out of whatever lists they lie in.
-#[derive(Debug, Default)]
-pub(crate) struct Elements {
-    numbers: Vec<f32>,
-    texts: Vec<String>,
+/// The elements of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Elements {
+    /// One after the other, little-endian.
+    Numbers(Vec<u8>),
+    Texts(Vec<String>),
 }
 
-impl<'de> Deserialize<'de> for Elements {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut elements = Self::default();
-        Into(&mut elements).deserialize(deserializer)?;
-        Ok(elements)
-    }
-}
-
-/// Adds what is read to the elements: lists of millions never become trees of values.
-struct Into<'elements>(&'elements mut Elements);
-
-impl<'de> DeserializeSeed<'de> for Into<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
+impl Tensor {
+    /// A tensor of `FP32`.
+    pub(crate) fn floats(name: &str, shape: Vec<usize>, values: &[f32]) -> Self {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let elements = Elements::Numbers(bytes);
+        Self { name: name.to_owned(), datatype: Datatype::Fp32, shape, elements }
     }
 }
 
-impl<'de> Visitor<'de> for Into<'_> {
-    type Value = ();
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("numbers or texts, or lists of them")
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<(), E> {
-        self.0.numbers.push(number as f32);
-        Ok(())
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<(), E> {
-        self.visit_f64(number as f64)
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<(), E> {
-        self.visit_f64(number as f64)
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
-        self.0.texts.push(text.to_owned());
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while list.next_element_seed(Into(&mut *self.0))?.is_some() {}
-        Ok(())
+impl Serialize for Tensor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut tensor = serializer.serialize_struct("tensor", 4)?;
+        tensor.serialize_field("name", &self.name)?;
+        tensor.serialize_field("datatype", self.datatype.as_str())?;
+        tensor.serialize_field("shape", &self.shape)?;
+        tensor.serialize_field("data", &Data(self))?;
+        tensor.end()
     }
 }
 
-/// What a model takes, in the protocol's words: name, datatypes (the first is the one to show) and
-/// the shape of a row.
-pub(crate) fn input_of(model: &Model) -> (String, &'static [&'static str], Vec<usize>) {
-    match &model.inference.input {
-        Input::Image { column, shape, .. } => (column.clone(), &["FP32", "UINT8"], shape.to_vec()),
-        _ => ("text".to_owned(), &["BYTES"], vec![]),
+/// The elements alone; a number that is not finite is `null`.
+struct Data<'tensor>(&'tensor Tensor);
+
+impl Serialize for Data<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let bytes = match &self.0.elements {
+            Elements::Texts(texts) => return texts.serialize(serializer),
+            Elements::Numbers(bytes) => bytes,
+        };
+        let width = self.0.datatype.width();
+        let mut list = serializer.serialize_seq(Some(bytes.len() / width))?;
+        for word in bytes.chunks_exact(width) {
+            self.0.datatype.write(word, &mut list)?;
+        }
+        list.end()
     }
 }
 
-/// A batch from the tensors of a request.
-pub(crate) fn batch(model: &Model, tensors: Vec<Tensor>) -> Result<(Table, usize), ApiError> {
-    let (name, datatypes, row) = input_of(model);
-    let hint = || {
-        let sides: Vec<_> = row.iter().map(usize::to_string).collect();
-        format!(
-            "the input is `{name}`, {}, shape [rows, {}]",
-            datatypes.join(" or "),
-            sides.join(", ")
-        )
+/// What a model takes or gives, in the protocol's words.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TensorSpec {
+    pub(crate) name: String,
+    /// Those it can be given in; the first is the one to show.
+    pub(crate) datatypes: Vec<Datatype>,
+    /// `None` where any length will do.
+    pub(crate) shape: Vec<Option<usize>>,
+}
+
+impl TensorSpec {
+    /// For people: `image`, FP32 or UINT8, shape [rows, 1, 28, 28].
+    pub(crate) fn describe(&self) -> String {
+        let datatypes: Vec<_> = self.datatypes.iter().map(|datatype| datatype.as_str()).collect();
+        let side = |side: &Option<usize>| side.map_or("any".to_owned(), |side| side.to_string());
+        let shape: Vec<_> = self.shape.iter().map(side).collect();
+        format!("`{}`, {}, shape [{}]", self.name, datatypes.join(" or "), shape.join(", "))
+    }
+}
+
+impl Serialize for TensorSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let side = |side: &Option<usize>| side.map_or(-1, |side| side as i64);
+        let shape: Vec<i64> = self.shape.iter().map(side).collect();
+        let mut spec = serializer.serialize_struct("tensor", 3)?;
+        spec.serialize_field("name", &self.name)?;
+        spec.serialize_field(
+            "datatype",
+            self.datatypes.first().map_or("", |first| first.as_str()),
+        )?;
+        spec.serialize_field("shape", &shape)?;
+        spec.end()
+    }
+}
+
+/// A tensor as a request has it. Its elements are read when it is known what they should be.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Given<'json> {
+    name: String,
+    shape: Vec<usize>,
+    datatype: String,
+    #[serde(borrow)]
+    data: &'json RawValue,
+}
+
+/// The tensors of a request in the order of `specs`. `fits` says whether a shape will do.
+pub(crate) fn read(
+    given: Vec<Given<'_>>,
+    specs: &[TensorSpec],
+    fits: impl Fn(&TensorSpec, &[usize]) -> bool,
+) -> Result<Vec<Tensor>, ApiError> {
+    let known: Vec<String> = specs.iter().map(TensorSpec::describe).collect();
+    let hint = || match &known[..] {
+        [only] => format!("the input is {only}"),
+        several => format!("the inputs are {}", several.join("; ")),
     };
     let refuse = |what: String| ApiError::bad(what, hint());
-    let [tensor] = <[Tensor; 1]>::try_from(tensors)
-        .map_err(|tensors| refuse(format!("there are {} inputs, not one", tensors.len())))?;
-    let Tensor { name: given, shape, datatype, data } = tensor;
-    if given != name {
-        return Err(refuse(format!("there is no input `{given}`")));
+    if given.len() != specs.len() {
+        let (found, wanted) = (given.len(), specs.len());
+        return Err(refuse(format!("there are {found} inputs, not {wanted}")));
     }
-    if !datatypes.contains(&datatype.as_str()) {
-        return Err(refuse(format!("`{name}` is {datatype}")));
+    if let Some(other) = given.iter().find(|one| specs.iter().all(|spec| spec.name != one.name)) {
+        return Err(refuse(format!("there is no input `{}`", shorten(&other.name))));
     }
-    let Some((&rows, rest)) = shape.split_first() else {
-        return Err(refuse(format!("`{name}` has no rows")));
-    };
-    // A single channel may be left out, and a text may stand in a column.
-    let without_channel = row.first() == Some(&1) && rest == &row[1..];
-    let column_of_texts = row.is_empty() && rest == [1];
-    if rest != row && !without_channel && !column_of_texts {
-        return Err(refuse(format!("`{name}` has shape {shape:?}")));
-    }
-    let per_row: usize = row.iter().product();
-    let expected = rows.saturating_mul(per_row);
-    let found = if datatype == "BYTES" { data.texts.len() } else { data.numbers.len() };
-    if rows == 0 || found != expected || data.texts.len() + data.numbers.len() != found {
-        return Err(refuse(format!("shape {shape:?} needs {expected} elements, not {found}")));
-    }
-    if datatype == "BYTES" {
-        return Ok((model.batch_of_texts(&data.texts)?, rows));
-    }
-    let (dtype, bytes): (_, Vec<u8>) = if datatype == "UINT8" {
-        let bad = data.numbers.iter().find(|n| **n < 0.0 || **n > 255.0 || n.fract() != 0.0);
-        if let Some(bad) = bad {
-            return Err(refuse(format!("{bad} is not a UINT8")));
+    let mut tensors = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let mut named = given.iter().filter(|given| given.name == spec.name);
+        let (Some(given), None) = (named.next(), named.next()) else {
+            return Err(refuse(format!("the input `{}` is needed once", spec.name)));
+        };
+        let Given { shape, datatype, .. } = given;
+        let known = spec.datatypes.iter().copied().find(|known| known.as_str() == datatype);
+        let Some(datatype) = known else {
+            return Err(refuse(format!("`{}` is {}", spec.name, shorten(datatype))));
+        };
+        if !fits(spec, shape) {
+            return Err(refuse(format!("`{}` has shape {shape:?}", spec.name)));
         }
-        (Dtype::U8, data.numbers.iter().map(|&number| number as u8).collect())
-    } else {
-        if data.numbers.iter().any(|number| !number.is_finite()) {
-            return Err(refuse("a number is not finite".to_owned()));
+        let expected = shape.iter().try_fold(1usize, |product, &side| product.checked_mul(side));
+        let (elements, found) = elements::read(datatype, given.data).map_err(|error| {
+            refuse(format!("the data of `{}` cannot be read: {error}", spec.name))
+        })?;
+        if found == 0 || expected != Some(found) {
+            let wanted = expected.map_or("too many".to_owned(), |count| count.to_string());
+            return Err(refuse(format!("shape {shape:?} needs {wanted} elements, not {found}")));
         }
-        (Dtype::F32, data.numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
-    };
-    let column = Column { name, dtype, shape: row, bytes };
-    let table = Table::new(vec![column]).map_err(|error| ApiError::bad(error.to_string(), ""))?;
-    Ok((table, rows))
+        let (name, shape) = (spec.name.clone(), shape.clone());
+        tensors.push(Tensor { name, datatype, shape, elements });
+    }
+    Ok(tensors)
+}
+
+fn shorten(text: &str) -> String {
+    text.chars().take(80).collect()
 }

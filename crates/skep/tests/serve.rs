@@ -5,10 +5,7 @@ mod drawing;
 mod support;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -19,7 +16,8 @@ use serde_json::{Value, json};
 use skep_data::{Column, Table};
 use skep_learn::{Compute, ImageForm};
 use skep_wire::{Dtype, Frame};
-use support::{HiveSetup, Process, run_to_end, skep_command, wait_for};
+use support::server::{Server, try_page};
+use support::{HiveSetup, run_to_end, skep_command, wait_for};
 
 /// A store with a run `mnist`, trained once for all tests here.
 fn trained() -> &'static Path {
@@ -33,88 +31,6 @@ fn trained() -> &'static Path {
         folder
     });
     store.path()
-}
-
-/// A running `skep serve`.
-struct Server {
-    process: Process,
-    address: String,
-}
-
-impl Server {
-    fn start(arguments: &[&str]) -> Self {
-        let mut command = skep_command("serve --listen 127.0.0.1:0");
-        let mut process = Process::start(command.args(arguments));
-        let address = wait_for("the server to say where it is", || {
-            let said = process.stderr();
-            assert!(process.is_running(), "it ended: {said}");
-            let (_, rest) = said.split_once("open http://")?;
-            Some(rest.split(' ').next()?.to_owned())
-        });
-        Self { process, address }
-    }
-
-    fn connect(&self) -> Connection {
-        Connection::new(&self.address)
-    }
-}
-
-/// One HTTP connection that is kept open.
-struct Connection {
-    stream: BufReader<TcpStream>,
-}
-
-struct Answer {
-    status: u16,
-    version: Option<String>,
-    body: Vec<u8>,
-}
-
-impl Answer {
-    fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).expect("JSON")
-    }
-}
-
-impl Connection {
-    fn new(address: &str) -> Self {
-        let stream = TcpStream::connect(address).expect("connects");
-        stream.set_nodelay(true).expect("a socket");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
-        Self { stream: BufReader::new(stream) }
-    }
-
-    fn send(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> Answer {
-        let mut request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Type: {kind}\r\n\
-             Content-Length: {}\r\n\r\n",
-            body.len()
-        )
-        .into_bytes();
-        request.extend_from_slice(body);
-        self.stream.get_mut().write_all(&request).expect("sends");
-        let mut line = String::new();
-        self.stream.read_line(&mut line).expect("answers");
-        let status = line.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
-        let (mut length, mut version) = (0, None);
-        loop {
-            line.clear();
-            self.stream.read_line(&mut line).expect("answers");
-            let Some((name, value)) = line.trim_end().split_once(": ") else { break };
-            match name {
-                "content-length" => length = value.parse().expect("a number"),
-                "skep-version" => version = Some(value.to_owned()),
-                _ => {}
-            }
-        }
-        let mut body = vec![0; length];
-        self.stream.read_exact(&mut body).expect("a whole answer");
-        Answer { status, version, body }
-    }
-
-    fn predict(&mut self, picture: &[u8]) -> Answer {
-        self.send("POST", "/predict", "image/png", picture)
-    }
 }
 
 #[test]
@@ -420,11 +336,7 @@ fn a_followed_run_answers_with_each_version_in_turn() {
 /// The page in a real browser. Needs chromium, chromium-driver and python3.
 #[test]
 fn the_page_works_in_a_browser() {
-    let there = |program: &str| Command::new(program).arg("--version").output().is_ok();
-    if !(there("chromium") && there("chromedriver") && there("python3")) {
-        let what = "no chromium, chromedriver and python3";
-        assert!(std::env::var_os("CI").is_none(), "{what}, and under CI nothing is skipped");
-        println!("skipped: {what}");
+    if !support::browser::is_there() {
         return;
     }
     let store = trained().join("mnist");
@@ -432,14 +344,5 @@ fn the_page_works_in_a_browser() {
     let folder = tempfile::tempdir().expect("a folder");
     let picture = folder.path().join("six.png");
     std::fs::write(&picture, encode(draw(6, &SCENES[3].1), ImageFormat::Png)).expect("writes");
-    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../scripts/try_page.py");
-    let mut command = Command::new("python3");
-    command.arg(script).arg("draw").arg(format!("http://{}", server.address));
-    command.arg("--picture").arg(format!("{}:6", picture.display()));
-    if let Some(folder) = std::env::var_os("SKEP_SCREENSHOTS") {
-        command.arg("--screenshots").arg(folder);
-    }
-    let ended = run_to_end(&mut command);
-    println!("{}{}", ended.stdout, ended.stderr);
-    assert_eq!(ended.code, Some(0), "the page does not work");
+    try_page("draw", &server, &["--picture", &format!("{}:6", picture.display())]);
 }

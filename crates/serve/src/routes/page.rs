@@ -50,7 +50,7 @@ pub(crate) async fn model(State(serving): State<Arc<Serving>>) -> Json<Value> {
         "kind": model.kind(),
         "takes": model.takes(),
         "ink": model.is_ink(),
-        "classes": model.inference.classes,
+        "classes": model.classes(),
         "version": serving.loaded().map(|loaded| loaded.version.clone()),
     }))
 }

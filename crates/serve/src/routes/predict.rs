@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::version_header;
-use crate::pool::{Question, highest, softmax};
+use crate::thread::{Question, highest};
 use crate::{ApiError, Serving, body};
 
 /// A text may have so many bytes.
@@ -59,9 +59,8 @@ pub(crate) async fn predict(
     let loaded = serving.ready()?;
     let received = body::read(&headers, body, &serving).await?;
     let question = question(&serving, &headers, received.bytes.clone()).await?;
-    let scores = serving.ask(question, &loaded).await?;
-    let classes = &serving.model.inference.classes;
-    let shares = softmax(&scores.logits);
+    let verdict = serving.ask(&loaded, move |thread| thread.predict(&question)).await?;
+    let (classes, shares) = (serving.model.classes(), verdict.shares);
     if shares.len() != classes.len() || shares.iter().any(|share| !share.is_finite()) {
         return Err(ApiError::internal(&"the model gave no probabilities"));
     }
@@ -70,7 +69,7 @@ pub(crate) async fn predict(
         probabilities: classes.iter().cloned().zip(shares.iter().map(|&p| rounded(p))).collect(),
         version: loaded.version.clone(),
         milliseconds: (start.elapsed().as_secs_f64() * 1e5).round() / 100.0,
-        words: scores.words.into_iter().map(|(word, weight)| Word { word, weight }).collect(),
+        words: verdict.words.into_iter().map(|(word, weight)| Word { word, weight }).collect(),
     };
     Ok((version_header(&loaded)?, Json(answer)).into_response())
 }

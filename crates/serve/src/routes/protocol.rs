@@ -6,14 +6,14 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use http::HeaderMap;
-use serde::Deserialize;
+use http::{HeaderMap, header};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use skep_wire::ErrorCode;
 
 use super::version_header;
-use crate::pool::{Question, softmax};
-use crate::tensor::{self, Tensor};
+use crate::tensor::{self, Given, Tensor, TensorSpec};
+use crate::thread::Thread;
 use crate::{ApiError, Serving, body};
 
 /// A request may have so many rows.
@@ -64,27 +64,30 @@ pub(crate) async fn metadata(
 ) -> Result<Response, ApiError> {
     known(&serving, &model)?;
     let loaded = serving.ready()?;
-    let (name, datatypes, row) = tensor::input_of(&serving.model);
-    let shape: Vec<i64> = std::iter::once(-1).chain(row.iter().map(|&side| side as i64)).collect();
-    let classes = &serving.model.inference.classes;
-    let output =
-        |name: &str| json!({ "name": name, "datatype": "FP32", "shape": [-1, classes.len()] });
+    let served = &serving.model;
+    let datatypes = |spec: &TensorSpec| -> Vec<&str> {
+        spec.datatypes.iter().map(|datatype| datatype.as_str()).collect()
+    };
     let answer = Json(json!({
         "name": model,
         "versions": [loaded.version],
-        "platform": format!("skep_{}", serving.model.kind()),
-        "inputs": [{ "name": name, "datatype": datatypes[0], "shape": shape }],
-        "outputs": [output("probabilities"), output("logits")],
-        "parameters": { "classes": classes, "datatypes": datatypes },
+        "platform": format!("skep_{}", served.kind()),
+        "inputs": served.inputs,
+        "outputs": served.outputs,
+        "parameters": {
+            "classes": served.classes(),
+            "datatypes": served.inputs.first().map(datatypes),
+        },
     }));
     Ok((version_header(&loaded)?, answer).into_response())
 }
 
 #[derive(Debug, Deserialize)]
-struct Request {
+struct Request<'json> {
     #[serde(default)]
     id: Option<String>,
-    inputs: Vec<Tensor>,
+    #[serde(borrow)]
+    inputs: Vec<Given<'json>>,
     #[serde(default)]
     outputs: Option<Vec<Wanted>>,
 }
@@ -92,6 +95,15 @@ struct Request {
 #[derive(Debug, Deserialize)]
 struct Wanted {
     name: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'answer> {
+    model_name: &'answer str,
+    model_version: &'answer str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    outputs: Vec<&'answer Tensor>,
 }
 
 pub(crate) async fn infer(
@@ -103,53 +115,68 @@ pub(crate) async fn infer(
     known(&serving, &model)?;
     let loaded = serving.ready()?;
     let received = body::read(&headers, body, &serving).await?;
-    let request: Request = serde_json::from_slice(&received.bytes).map_err(|error| {
+    let version = loaded.version.clone();
+    let answered = serving.ask(&loaded, move |thread| answer(thread, &received.bytes, &version));
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    Ok((version_header(&loaded)?, json, answered.await?).into_response())
+}
+
+/// From the bytes of a request to those of its answer, on a thread that computes.
+fn answer(thread: &mut Thread, request: &[u8], version: &str) -> Result<Vec<u8>, ApiError> {
+    let request: Request<'_> = serde_json::from_slice(request).map_err(|error| {
         ApiError::bad(
             format!("the request cannot be read: {error}"),
             "see the Open Inference Protocol, version 2, for its form",
         )
     })?;
+    let model = thread.model();
+    let known: Vec<&str> = model.outputs.iter().map(|output| output.name.as_str()).collect();
     let wanted: Vec<String> = match request.outputs {
         Some(outputs) => outputs.into_iter().map(|output| output.name).collect(),
-        None => vec!["probabilities".to_owned(), "logits".to_owned()],
+        None => known.iter().map(|&name| name.to_owned()).collect(),
     };
-    if let Some(unknown) = wanted.iter().find(|name| *name != "probabilities" && *name != "logits")
-    {
+    if let Some(unknown) = wanted.iter().find(|name| !known.contains(&name.as_str())) {
+        let unknown: String = unknown.chars().take(80).collect();
         return Err(ApiError::bad(
             format!("there is no output `{unknown}`"),
-            "there are `probabilities` and `logits`",
+            format!("there are `{}`", known.join("`, `")),
         ));
     }
-    let (batch, rows) = tensor::batch(&serving.model, request.inputs)?;
+    let inputs = tensor::read(request.inputs, &model.inputs, |spec, shape| {
+        fits(spec, shape) || nearly_fits(spec, shape)
+    })?;
+    let rows = inputs.first().and_then(|input| input.shape.first()).copied().unwrap_or(0);
     if rows > MOST_ROWS {
         return Err(ApiError::too_large(
             format!("the request has {rows} rows"),
             format!("send at most {MOST_ROWS} at a time"),
         ));
     }
-    let scores = serving.ask(Question::Batch(batch), &loaded).await?.logits;
-    let classes = serving.model.inference.classes.len();
-    if scores.len() != rows * classes {
-        return Err(ApiError::internal(&"the model gave another number of scores"));
+    let name = model.name.clone();
+    let given = thread.infer(inputs)?;
+    let outputs = wanted.iter().filter_map(|name| given.iter().find(|output| output.name == *name));
+    let answer = Answer {
+        model_name: &name,
+        model_version: version,
+        id: request.id,
+        outputs: outputs.collect(),
+    };
+    serde_json::to_vec(&answer).map_err(|error| ApiError::internal(&error))
+}
+
+fn fits(spec: &TensorSpec, shape: &[usize]) -> bool {
+    spec.shape.len() == shape.len()
+        && spec.shape.iter().zip(shape).all(|(wanted, side)| wanted.is_none_or(|it| it == *side))
+}
+
+/// Of a batch of pictures a single channel may be left out, and texts may stand in a column.
+fn nearly_fits(spec: &TensorSpec, shape: &[usize]) -> bool {
+    match (&spec.shape[..], shape) {
+        ([None, Some(1), wanted @ ..], [_, rest @ ..]) => {
+            wanted.len() == rest.len()
+                && wanted.iter().zip(rest).all(|(wanted, side)| *wanted == Some(*side))
+        }
+        ([None], [_, 1]) => true,
+        _ => false,
     }
-    let outputs: Vec<Value> = wanted
-        .iter()
-        .map(|name| {
-            let data: Vec<f32> = if name == "logits" {
-                scores.clone()
-            } else {
-                scores.chunks_exact(classes.max(1)).flat_map(softmax).collect()
-            };
-            json!({ "name": name, "datatype": "FP32", "shape": [rows, classes], "data": data })
-        })
-        .collect();
-    let mut answer = json!({
-        "model_name": model,
-        "model_version": loaded.version,
-        "outputs": outputs,
-    });
-    if let Some(id) = request.id {
-        answer["id"] = Value::from(id);
-    }
-    Ok((version_header(&loaded)?, Json(answer)).into_response())
 }

@@ -128,7 +128,8 @@ async fn followed_model(
 ) -> Result<Model, Failure> {
     let view = client.run(run).await?;
     let task = skep_serve::task_of(tasks, &view.job.model.kind)?;
-    let model = Model::new(run, task, view.job)?;
+    let assets = skep_serve::assets_of_run(client, run, &view.manifest, &*task).await?;
+    let model = Model::new(run, task, view.job, &assets)?;
     if model.schema()? != view.schema {
         return Err(Failure::mistake(format!(
             "run `{run}` has other tensors than this program's `{}`",
@@ -159,7 +160,7 @@ fn announce(serving: &Serving, address: SocketAddr, followed: Option<&(Client, S
         (None, None) => String::new(),
     };
     eprintln!("serving {} ({}), {what}", model.name, model.kind());
-    eprintln!(
-        "open http://{address} in a browser, or ask: curl -F image=@FILE http://{address}/predict"
-    );
+    let form = if model.takes() == "image" { "image=@FILE" } else { "text='…'" };
+    let example = format!("curl -F {form} http://{address}/predict");
+    eprintln!("open http://{address} in a browser, or ask: {example}");
 }

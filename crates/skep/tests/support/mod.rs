@@ -6,6 +6,7 @@
 
 pub(crate) mod browser;
 pub(crate) mod home;
+pub(crate) mod server;
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;

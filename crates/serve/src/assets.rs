@@ -1,0 +1,87 @@
+//! What a model needs besides its parameters: found beside its file, or fetched from a hive. Only
+//! its task knows what it is.
+
+use std::path::Path;
+
+use skep_data::shard_hash;
+use skep_learn::{Assets, Task};
+use skep_wire::Manifest;
+use skep_worker::Client;
+
+use crate::ServeError;
+
+/// An asset may have so many bytes.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Where to look.
+#[derive(Clone, Copy)]
+pub(crate) enum Beside<'path> {
+    /// In a run's folder, which has a folder of them.
+    Run(&'path Path),
+    /// In the folder of a file that somebody took elsewhere, or in a folder `assets` there.
+    File(&'path Path),
+}
+
+impl Beside<'_> {
+    /// The assets that a task names.
+    pub(crate) fn read(self, task: &dyn Task) -> Result<Assets, ServeError> {
+        let mut assets = Assets::new();
+        for &name in task.assets() {
+            let places = match self {
+                Self::Run(folder) => vec![folder.join("assets").join(name)],
+                Self::File(folder) => vec![folder.join(name), folder.join("assets").join(name)],
+            };
+            let Some(path) = places.iter().find(|path| path.is_file()) else {
+                let looked: Vec<_> = places.iter().map(|path| path.display().to_string()).collect();
+                return Err(missing(task, name, &format!("looked for {}", looked.join(", "))));
+            };
+            let fail = |error| ServeError::System(format!("{}: {error}", path.display()));
+            let length = std::fs::metadata(path).map_err(fail)?.len();
+            if length > MOST_BYTES {
+                return Err(too_large(name, length));
+            }
+            assets.insert(name.to_owned(), std::fs::read(path).map_err(fail)?);
+        }
+        Ok(assets)
+    }
+}
+
+/// The assets that a task names, of a run of a hive.
+pub async fn of_run(
+    client: &Client,
+    run: &str,
+    manifest: &Manifest,
+    task: &dyn Task,
+) -> Result<Assets, ServeError> {
+    let mut assets = Assets::new();
+    for &name in task.assets() {
+        let Some(asset) = manifest.assets.iter().find(|asset| asset.name == name) else {
+            return Err(missing(task, name, &format!("the run `{run}` does not have it")));
+        };
+        if asset.bytes > MOST_BYTES {
+            return Err(too_large(name, asset.bytes));
+        }
+        let bytes = client.shard(run, &asset.hash).await?;
+        let bytes = bytes.as_ref();
+        if shard_hash(bytes) != asset.hash {
+            let what = format!("the hive's `{name}` is not what the run's manifest names");
+            return Err(ServeError::System(what));
+        }
+        assets.insert(name.to_owned(), bytes.to_vec());
+    }
+    Ok(assets)
+}
+
+fn missing(task: &dyn Task, name: &str, where_not: &str) -> ServeError {
+    ServeError::model(
+        format!("a model of the kind `{}` needs `{name}`: {where_not}", task.name()),
+        "it lies in the folder `assets` of the run that trained the model: copy it beside the file",
+    )
+}
+
+fn too_large(name: &str, bytes: u64) -> ServeError {
+    ServeError::model(
+        format!("`{name}` has {bytes} bytes"),
+        format!("at most {MOST_BYTES} are read"),
+    )
+}
