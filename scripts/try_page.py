@@ -3,6 +3,7 @@
 
     try_page.py draw URL [--picture FILE.png:ANSWER] [--screenshots FOLDER]
     try_page.py write URL [--praise WORD] [--blame WORD] [--review TEXT] [--screenshots FOLDER]
+    try_page.py tensors URL [--screenshots FOLDER]
 
 `draw` draws digits with mouse, finger and keyboard on the page of a model of digits, and gives it
 pictures; `write` types a review on the page of a model of texts. Speaks WebDriver to chromedriver
@@ -374,9 +375,23 @@ def words(browser: Browser, kind: str) -> list:
     return [re.sub(r"\W", "", word).lower() for word in browser.run(script, kind)]
 
 
+def tensors(browser: Browser, options: argparse.Namespace) -> None:
+    browser.size(360, 740, mobile=True, scale=2)
+    browser.open(options.url)
+    browser.until("the page", lambda: browser.run("return !document.querySelector('#tensors').hidden"))
+    assert "/infer" in browser.text("#infer"), browser.text("#infer")
+    assert browser.run("return document.querySelectorAll('#inputs li').length") > 0
+    assert browser.run("return document.querySelector('#result').hidden")
+    browser.check_width(360)
+    if options.screenshots:
+        browser.screenshot(f"{options.screenshots}/tensors.png")
+    browser.check_log()
+    print("the page says what tensors the model takes")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["draw", "write"])
+    parser.add_argument("what", choices=["draw", "write", "tensors"])
     parser.add_argument("url")
     parser.add_argument("--picture", help="FILE.png:ANSWER")
     parser.add_argument("--praise", default="good", help="a word that praises, to the model")
@@ -387,7 +402,7 @@ def main() -> int:
     options = parser.parse_args()
     browser = Browser()
     try:
-        {"draw": draw, "write": write}[options.what](browser, options)
+        {"draw": draw, "write": write, "tensors": tensors}[options.what](browser, options)
     finally:
         browser.close()
     return 0

@@ -133,11 +133,12 @@ fn start(python: &str, run: &Path, onnx: &Path) -> Result<Vec<Server>, Failure> 
         command.env("MODEL", onnx).current_dir(env!("CARGO_MANIFEST_DIR"));
         command
     };
-    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect::<Result<_, _>>()?;
+    let ports: Vec<u16> = (0..4).map(|_| free_port()).collect::<Result<_, _>>()?;
     let commands = [
         ("skep serve", ports[0], serve(ports[0], run)?),
         ("Flask", ports[1], flask(ports[1])),
         ("gunicorn, 2 workers", ports[2], gunicorn(ports[2])),
+        ("skep serve of the ONNX file", ports[3], serve(ports[3], onnx)?),
     ];
     let mut servers = Vec::new();
     for (name, port, mut command) in commands {

@@ -34,10 +34,13 @@ struct Numbers<'bytes> {
 }
 
 impl Numbers<'_> {
-    fn refuse<E: Error>(&self, number: f64) -> E {
+    fn refuse<E: Error>(&self, number: impl fmt::Display) -> E {
+        let datatype = self.datatype.as_str();
         match self.datatype {
-            Datatype::Fp32 => E::custom(format!("{number} is not finite as FP32")),
-            _ => E::custom(format!("{number} is not a {}", self.datatype.as_str())),
+            Datatype::Fp16 | Datatype::Fp32 => {
+                E::custom(format!("{number} is not finite as {datatype}"))
+            }
+            _ => E::custom(format!("{number} is not {datatype}")),
         }
     }
 }
@@ -57,17 +60,27 @@ impl<'de> Visitor<'de> for Numbers<'_> {
         formatter.write_str("numbers, or lists of them")
     }
 
+    fn visit_bool<E: Error>(self, bit: bool) -> Result<(), E> {
+        if self.datatype != Datatype::Bool {
+            return Err(self.refuse(bit));
+        }
+        self.bytes.push(u8::from(bit));
+        Ok(())
+    }
+
     fn visit_f64<E: Error>(self, number: f64) -> Result<(), E> {
-        let done = self.datatype.push(number, self.bytes);
+        let done = self.datatype.push_float(number, self.bytes);
         done.ok_or_else(|| self.refuse(number))
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<(), E> {
-        self.visit_f64(number as f64)
+        let done = self.datatype.push_integer(i128::from(number), self.bytes);
+        done.ok_or_else(|| self.refuse(number))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<(), E> {
-        self.visit_f64(number as f64)
+        let done = self.datatype.push_integer(i128::from(number), self.bytes);
+        done.ok_or_else(|| self.refuse(number))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {

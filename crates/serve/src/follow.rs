@@ -19,7 +19,7 @@ pub async fn follow(
     run: String,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let layout = serving.model().layout().clone();
+    let Ok(layout) = serving.model().layout().cloned() else { return };
     let mut known = None;
     let mut away = false;
     loop {

@@ -1,4 +1,5 @@
-//! What is asked: a task with what it takes and tells apart, and one version of its parameters.
+//! What is asked: a task or an ONNX graph, with what it takes and tells apart, and one version of
+//! its parameters.
 
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use skep_learn::{Assets, Compute, Encoder, ImageForm, Inference, Input, Task};
 use skep_wire::{Dtype, Frame, Job, Layout, Schema};
 
 use crate::datatype::Datatype;
+use crate::onnx::Graph;
 use crate::tensor::TensorSpec;
 use crate::{ApiError, ServeError, picture};
 
@@ -14,10 +16,21 @@ use crate::{ApiError, ServeError, picture};
 pub struct Model {
     /// Its name in addresses: the run's, or the file's.
     pub name: String,
-    /// What it takes and tells apart.
-    pub inference: Inference,
+    /// What people can ask it; `None` where it takes nothing but tensors.
+    pub inference: Option<Inference>,
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
+    pub(crate) engine: Engine,
+}
+
+/// What computes.
+pub(crate) enum Engine {
+    Task(Trained),
+    Graph(Graph),
+}
+
+/// A task of this program.
+pub(crate) struct Trained {
     task: Arc<dyn Task>,
     job: Job,
     layout: Arc<Layout>,
@@ -29,7 +42,7 @@ pub struct Model {
 pub struct Loaded {
     /// Its name in answers.
     pub version: String,
-    /// The numbers.
+    /// The numbers; none for a graph, which holds its own.
     pub parameters: Frame,
 }
 
@@ -65,22 +78,40 @@ impl Model {
             name: name.to_owned(),
             inputs: vec![input_of(&inference.input)],
             outputs: vec![output("probabilities"), output("logits")],
-            inference,
-            task,
-            job,
-            layout: Arc::new(layout),
-            encoder,
+            inference: Some(inference),
+            engine: Engine::Task(Trained { task, job, layout: Arc::new(layout), encoder }),
         })
+    }
+
+    /// The model that an ONNX file holds.
+    pub(crate) fn of_graph(name: &str, graph: Graph) -> Self {
+        Self {
+            name: name.to_owned(),
+            inference: graph.inference(),
+            inputs: graph.inputs().to_vec(),
+            outputs: graph.outputs().to_vec(),
+            engine: Engine::Graph(graph),
+        }
     }
 
     /// What kind of model it is.
     pub fn kind(&self) -> &str {
-        self.task.name()
+        match &self.engine {
+            Engine::Task(trained) => trained.task.name(),
+            Engine::Graph(_) => "onnx",
+        }
+    }
+
+    fn trained(&self) -> Result<&Trained, ServeError> {
+        match &self.engine {
+            Engine::Task(trained) => Ok(trained),
+            Engine::Graph(_) => Err(ServeError::System("a graph is no task".to_owned())),
+        }
     }
 
     /// Where its tensors lie in a version.
-    pub fn layout(&self) -> &Arc<Layout> {
-        &self.layout
+    pub fn layout(&self) -> Result<&Arc<Layout>, ServeError> {
+        Ok(&self.trained()?.layout)
     }
 
     /// Its tensors.
@@ -90,33 +121,37 @@ impl Model {
 
     /// The numbers of one thread.
     pub fn compute(&self) -> Result<Box<dyn Compute>, ServeError> {
-        Ok(self.task.compute(&self.job)?)
+        let trained = self.trained()?;
+        Ok(trained.task.compute(&trained.job)?)
     }
 
     /// What it tells apart.
     pub(crate) fn classes(&self) -> &[String] {
-        &self.inference.classes
+        self.inference.as_ref().map_or(&[], |inference| &inference.classes)
     }
 
-    /// What it takes, in a word: `image` or `text`.
+    /// What it takes, in a word: `image`, `text` or `tensor`.
     pub fn takes(&self) -> &'static str {
-        match &self.inference.input {
-            Input::Image { .. } => "image",
-            _ => "text",
+        match self.inference.as_ref().map(|inference| &inference.input) {
+            Some(Input::Image { .. }) => "image",
+            Some(Input::Text) => "text",
+            _ => "tensor",
         }
     }
 
     /// The bytes of one picture as the model sees it, from a PNG or JPEG file.
     pub(crate) fn pixels(&self, file: &[u8]) -> Result<Vec<u8>, ApiError> {
-        match &self.inference.input {
-            Input::Image { shape, form, .. } => picture::to_bytes(file, *shape, *form),
+        match self.inference.as_ref().map(|inference| &inference.input) {
+            Some(Input::Image { shape, form, .. }) => picture::to_bytes(file, *shape, *form),
             _ => Err(self.other_kind("an image")),
         }
     }
 
     /// A batch of pictures, in the type they came in.
     pub(crate) fn batch_of_images(&self, dtype: Dtype, bytes: Vec<u8>) -> Result<Table, ApiError> {
-        let Input::Image { column, shape, .. } = &self.inference.input else {
+        let Some(Input::Image { column, shape, .. }) =
+            self.inference.as_ref().map(|inference| &inference.input)
+        else {
             return Err(self.other_kind("an image"));
         };
         let column = Column { name: column.clone(), dtype, shape: shape.to_vec(), bytes };
@@ -125,15 +160,23 @@ impl Model {
 
     /// A batch with a row per text.
     pub(crate) fn batch_of_texts(&self, texts: &[String]) -> Result<Table, ApiError> {
-        match &self.encoder {
-            Some(encoder) => Ok(encoder.encode(texts)?),
-            None => Err(self.other_kind("a text")),
+        match &self.engine {
+            Engine::Task(Trained { encoder: Some(encoder), .. }) => Ok(encoder.encode(texts)?),
+            _ => Err(self.other_kind("a text")),
         }
     }
 
     fn other_kind(&self, given: &str) -> ApiError {
-        let takes = self.takes();
-        let takes = if takes == "image" { "an image" } else { "a text" };
+        let takes = match self.takes() {
+            "image" => "an image",
+            "text" => "a text",
+            _ => {
+                return ApiError::bad(
+                    format!("the model `{}` takes tensors, not {given}", self.name),
+                    format!("ask it at /v2/models/{}/infer", self.name),
+                );
+            }
+        };
         ApiError::bad(
             format!("the model `{}` takes {takes}, not {given}", self.name),
             "serve a model of the other task, or ask for what this one takes",
@@ -142,7 +185,8 @@ impl Model {
 
     /// Whether pictures are brought into the form of figures in ink.
     pub(crate) fn is_ink(&self) -> bool {
-        matches!(self.inference.input, Input::Image { form: ImageForm::Ink, .. })
+        let input = self.inference.as_ref().map(|inference| &inference.input);
+        matches!(input, Some(Input::Image { form: ImageForm::Ink, .. }))
     }
 }
 

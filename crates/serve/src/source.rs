@@ -7,10 +7,11 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use skep_data::{RunFiles, RunRecord, Store, model_file};
 use skep_learn::Task;
-use skep_wire::{Frame, Job, Version};
+use skep_wire::{Frame, Job, Layout, Version};
 
 use crate::assets::Beside;
-use crate::{Loaded, Model, ServeError};
+use crate::onnx::Graph;
+use crate::{GraphSettings, Loaded, Model, ServeError};
 
 /// A model and the version of it that was found.
 pub struct Source {
@@ -35,19 +36,33 @@ pub fn task_of(tasks: &[Arc<dyn Task>], kind: &str) -> Result<Arc<dyn Task>, Ser
         })
 }
 
-/// Opens what a path names; `kind` is what the user says it is.
+/// The kind of a file that brings its own graph.
+const ONNX: &str = "onnx";
+
+/// Opens what a path names; `kind` is what the user says it is, and `settings` hold for a graph.
 pub async fn open(
     path: &Path,
     kind: Option<&str>,
     tasks: &[Arc<dyn Task>],
+    settings: &GraphSettings,
 ) -> Result<Source, ServeError> {
+    let ends_so = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(ONNX));
+    if path.is_file() && kind.map_or(ends_so, |kind| kind == ONNX) {
+        return open_graph(path, settings);
+    }
+    if let Some(flag) = settings.given() {
+        return Err(ServeError::model(
+            format!("{flag} is for ONNX files, which {} is not", path.display()),
+            "a model that Skep trained knows its classes and its pictures",
+        ));
+    }
     if path.is_file() {
         return open_file(path, kind, tasks).await;
     }
     let folder = run_folder(path).ok_or_else(|| {
         ServeError::model(
             format!("there is no model at {}", path.display()),
-            "give a model file, or STORE/RUN such as skep-runs/mnist",
+            "give a model file, an ONNX file, or STORE/RUN such as skep-runs/mnist",
         )
     })?;
     let final_model = folder.join("model.safetensors");
@@ -68,6 +83,15 @@ pub async fn open(
     let version = version.to_string();
     let found = Found { name: files.run(), kind, job: Some(job), version, assets };
     found.source(&folder.to_string_lossy(), &bytes, tasks)
+}
+
+fn open_graph(path: &Path, settings: &GraphSettings) -> Result<Source, ServeError> {
+    let bytes = read(path)?;
+    let graph = Graph::open(path, &bytes, settings)?;
+    let layout = Layout::new(Vec::new()).map_err(skep_learn::LearnError::from)?;
+    let parameters = Frame::zeros(Arc::new(layout));
+    let loaded = Loaded { version: hash(&bytes), parameters };
+    Ok(Source { model: Model::of_graph(&stem(path), graph), loaded })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ServeError> {
@@ -178,7 +202,7 @@ impl Found<'_> {
         let job = self.job.unwrap_or_else(|| task.defaults());
         let assets = self.assets.read(&*task)?;
         let model = Model::new(self.name, task, job, &assets)?;
-        let mut parameters = Frame::zeros(model.layout().clone());
+        let mut parameters = Frame::zeros(model.layout()?.clone());
         model_file::apply(&mut parameters, &model_file::parse(path, bytes)?)?;
         Ok(Source { model, loaded: Loaded { version: self.version, parameters } })
     }

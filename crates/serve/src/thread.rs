@@ -8,6 +8,7 @@ use skep_data::Table;
 use skep_learn::Compute;
 use skep_wire::Dtype;
 
+use crate::model::Engine;
 use crate::tensor::{Elements, Tensor};
 use crate::{ApiError, Loaded, Model, ServeError};
 
@@ -35,14 +36,19 @@ pub(crate) struct Verdict {
 /// One thread's model.
 pub(crate) struct Thread {
     model: Arc<Model>,
-    compute: Box<dyn Compute>,
+    /// `None` for a graph, which all threads share.
+    compute: Option<Box<dyn Compute>>,
     /// The version that is loaded.
     now: Option<Arc<Loaded>>,
 }
 
 impl Thread {
     pub(crate) fn new(model: Arc<Model>) -> Result<Self, ServeError> {
-        Ok(Self { compute: model.compute()?, model, now: None })
+        let compute = match &model.engine {
+            Engine::Task(_) => Some(model.compute()?),
+            Engine::Graph(_) => None,
+        };
+        Ok(Self { model, compute, now: None })
     }
 
     /// Answers with a version. An input that a model or decoder trips over must cost its own answer
@@ -63,9 +69,11 @@ impl Thread {
     }
 
     fn load(&mut self, loaded: &Arc<Loaded>) -> Result<(), ApiError> {
-        if !self.now.as_ref().is_some_and(|now| Arc::ptr_eq(now, loaded)) {
+        if let Some(compute) = &mut self.compute
+            && !self.now.as_ref().is_some_and(|now| Arc::ptr_eq(now, loaded))
+        {
             self.now = None;
-            self.compute.load(&loaded.parameters)?;
+            compute.load(&loaded.parameters)?;
             self.now = Some(loaded.clone());
         }
         Ok(())
@@ -78,7 +86,9 @@ impl Thread {
 
     /// The scores of a batch, row by row.
     fn scores(&mut self, batch: &Table) -> Result<Vec<f32>, ApiError> {
-        Ok(self.compute.infer(batch)?)
+        let compute = self.compute.as_mut();
+        let compute = compute.ok_or_else(|| ApiError::internal(&"a batch for a graph"))?;
+        Ok(compute.infer(batch)?)
     }
 
     /// Answers a person.
@@ -87,8 +97,13 @@ impl Thread {
             Question::Text(text) => return self.read(text),
             Question::Picture(file) => {
                 let pixels = self.model.pixels(file)?;
-                let batch = self.model.batch_of_images(Dtype::U8, pixels)?;
-                softmax(&self.scores(&batch)?)
+                match &self.model.engine {
+                    Engine::Graph(graph) => graph.shares(&pixels)?,
+                    Engine::Task(_) => {
+                        let batch = self.model.batch_of_images(Dtype::U8, pixels)?;
+                        softmax(&self.scores(&batch)?)
+                    }
+                }
             }
         };
         Ok(Verdict { shares, words: Vec::new() })
@@ -129,6 +144,9 @@ impl Thread {
 
     /// Answers tensors with tensors: all outputs of the model.
     pub(crate) fn infer(&mut self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, ApiError> {
+        if let Engine::Graph(graph) = &self.model.engine {
+            return graph.run(inputs);
+        }
         let Some(Tensor { shape, datatype, elements, .. }) = inputs.into_iter().next() else {
             return Err(ApiError::internal(&"no input"));
         };

@@ -60,7 +60,12 @@ fn mnist_itself_survives_being_brought_into_its_form() {
     let path = trained().join("runs/mnist/model.safetensors");
     let runtime = tokio::runtime::Runtime::new().expect("starts");
     let source = runtime
-        .block_on(skep_serve::open(&path, None, &skep_learn::tasks()))
+        .block_on(skep_serve::open(
+            &path,
+            None,
+            &skep_learn::tasks(),
+            &skep_serve::GraphSettings::default(),
+        ))
         .unwrap_or_else(|error| panic!("{error}"));
     let mut compute = source.model.compute().expect("builds");
     compute.load(&source.loaded.parameters).expect("loads");

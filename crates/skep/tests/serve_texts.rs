@@ -142,6 +142,17 @@ fn a_file_that_left_its_run_needs_its_vocabulary_beside_it() {
     // A model of another task, and one of another shape.
     fails(&["embedding.weight", "is not the model's"], &["serve", &model, "--model", "lenet5"]);
     fails(&["gru1"], &["serve", &model, "--model", "text-bigru"]);
+    fails(
+        &["--classes is for ONNX"],
+        &[
+            "serve",
+            &model,
+            "--model",
+            "text-average",
+            "--classes",
+            &model.replace("mine.safetensors", "vocabulary.json"),
+        ],
+    );
     let server = Server::start(&arguments[1..]);
     let answer = server.connect().post("/predict", &json!({ "text": BLAME })).json();
     assert_eq!(answer["answer"], "negative", "{answer}");

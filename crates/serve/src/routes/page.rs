@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::Serving;
+use crate::tensor::TensorSpec;
 
 const PAGE: &str = include_str!("../page.html");
 
@@ -51,6 +52,7 @@ pub(crate) async fn model(State(serving): State<Arc<Serving>>) -> Json<Value> {
         "takes": model.takes(),
         "ink": model.is_ink(),
         "classes": model.classes(),
+        "inputs": model.inputs.iter().map(TensorSpec::describe).collect::<Vec<_>>(),
         "version": serving.loaded().map(|loaded| loaded.version.clone()),
     }))
 }

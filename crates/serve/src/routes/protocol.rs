@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use skep_wire::ErrorCode;
 
 use super::version_header;
+use crate::model::Engine;
 use crate::tensor::{self, Given, Tensor, TensorSpec};
 use crate::thread::Thread;
 use crate::{ApiError, Serving, body};
@@ -68,10 +69,14 @@ pub(crate) async fn metadata(
     let datatypes = |spec: &TensorSpec| -> Vec<&str> {
         spec.datatypes.iter().map(|datatype| datatype.as_str()).collect()
     };
+    let platform = match served.kind() {
+        "onnx" => "onnx_tract".to_owned(),
+        kind => format!("skep_{kind}"),
+    };
     let answer = Json(json!({
         "name": model,
         "versions": [loaded.version],
-        "platform": format!("skep_{}", served.kind()),
+        "platform": platform,
         "inputs": served.inputs,
         "outputs": served.outputs,
         "parameters": {
@@ -142,8 +147,9 @@ fn answer(thread: &mut Thread, request: &[u8], version: &str) -> Result<Vec<u8>,
             format!("there are `{}`", known.join("`, `")),
         ));
     }
+    let is_graph = matches!(model.engine, Engine::Graph(_));
     let inputs = tensor::read(request.inputs, &model.inputs, |spec, shape| {
-        fits(spec, shape) || nearly_fits(spec, shape)
+        fits(spec, shape) || (!is_graph && nearly_fits(spec, shape))
     })?;
     let rows = inputs.first().and_then(|input| input.shape.first()).copied().unwrap_or(0);
     if rows > MOST_ROWS {

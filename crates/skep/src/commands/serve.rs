@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
-use skep_learn::Task;
-use skep_serve::{FetchSettings, Fetcher, Model, Serving, ServingSettings};
+use clap::{Args, ValueEnum};
+use skep_learn::{ImageForm, Task};
+use skep_serve::{FetchSettings, Fetcher, GraphSettings, Model, Serving, ServingSettings};
 use skep_worker::Client;
 use tokio::sync::watch;
 
@@ -21,7 +21,7 @@ use crate::signals;
 /// What to serve, and how.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServeFlags {
-    /// A model file, or STORE/RUN
+    /// A model file, an ONNX file, or STORE/RUN
     #[arg(value_name = "MODEL", required_unless_present = "follow")]
     model: Option<PathBuf>,
     /// A run of a hive, each version of which goes live as it comes out: http://HOST:PORT/RUN, or a
@@ -47,7 +47,77 @@ pub(crate) struct ServeFlags {
     #[arg(long)]
     allow_private_urls: bool,
     #[command(flatten)]
+    graph: GraphFlags,
+    #[command(flatten)]
     connect: ConnectFlags,
+}
+
+/// What an ONNX file does not say of itself.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "For ONNX files that take one picture and score classes")]
+struct GraphFlags {
+    /// A file with the names of the classes, one per line; the metadata `skep.classes`, or numbers,
+    /// where it is left out
+    #[arg(long, value_name = "FILE", conflicts_with = "follow")]
+    classes: Option<PathBuf>,
+    /// What a byte of a picture is divided by first: 255 for models that take 0 to 1, 1 for those
+    /// that take bytes [default: 255, or 1 if the file has metadata of Skep's]
+    #[arg(long, value_name = "NUMBER", conflicts_with = "follow")]
+    scale: Option<f32>,
+    /// What is taken from a value then: one number, or one per channel with commas [default: 0]
+    #[arg(
+        long,
+        value_name = "NUMBERS",
+        value_delimiter = ',',
+        allow_negative_numbers = true,
+        conflicts_with = "follow"
+    )]
+    mean: Option<Vec<f32>>,
+    /// What it is divided by then, likewise [default: 1]
+    #[arg(
+        long,
+        value_name = "NUMBERS",
+        value_delimiter = ',',
+        allow_negative_numbers = true,
+        conflicts_with = "follow"
+    )]
+    std: Option<Vec<f32>>,
+    /// How pictures are brought to the model's size: `ink` finds one figure and centres it as
+    /// MNIST's are, `photograph` takes the whole [default: ink for 1 x 28 x 28, else photograph]
+    #[arg(long, value_name = "FORM", conflicts_with = "follow")]
+    form: Option<Form>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Form {
+    Ink,
+    Photograph,
+}
+
+impl GraphFlags {
+    fn settings(&self) -> Result<GraphSettings, Failure> {
+        let classes = match &self.classes {
+            None => None,
+            Some(path) => {
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    Failure::mistake(format!("--classes {}: {error}", path.display()))
+                        .hint("give a text file with one name per line")
+                })?;
+                let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+                Some(lines.map(str::to_owned).collect())
+            }
+        };
+        Ok(GraphSettings {
+            classes,
+            mean: self.mean.clone(),
+            deviation: self.std.clone(),
+            scale: self.scale,
+            form: self.form.map(|form| match form {
+                Form::Ink => ImageForm::Ink,
+                Form::Photograph => ImageForm::Photograph,
+            }),
+        })
+    }
 }
 
 pub(crate) fn serve(flags: ServeFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode, Failure> {
@@ -72,7 +142,9 @@ pub(crate) fn serve(flags: ServeFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
                 (Serving::start(model, fetcher, settings)?, Some((client, run)))
             }
             (None, Some(path)) => {
-                let source = skep_serve::open(path, flags.kind.as_deref(), tasks).await?;
+                let source =
+                    skep_serve::open(path, flags.kind.as_deref(), tasks, &flags.graph.settings()?)
+                        .await?;
                 let serving = Serving::start(source.model, fetcher, settings)?;
                 serving.publish(source.loaded);
                 (serving, None)
@@ -160,7 +232,10 @@ fn announce(serving: &Serving, address: SocketAddr, followed: Option<&(Client, S
         (None, None) => String::new(),
     };
     eprintln!("serving {} ({}), {what}", model.name, model.kind());
-    let form = if model.takes() == "image" { "image=@FILE" } else { "text='…'" };
-    let example = format!("curl -F {form} http://{address}/predict");
+    let example = match model.takes() {
+        "image" => format!("curl -F image=@FILE http://{address}/predict"),
+        "text" => format!("curl -F text='…' http://{address}/predict"),
+        _ => format!("curl http://{address}/v2/models/{}", model.name),
+    };
     eprintln!("open http://{address} in a browser, or ask: {example}");
 }

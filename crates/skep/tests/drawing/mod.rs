@@ -140,6 +140,7 @@ pub(crate) const PLAIN: Scene = Scene {
 };
 
 /// Ten ways in which a digit reaches a camera.
+#[allow(dead_code)] // Not every test binary draws them all.
 pub(crate) const SCENES: [(&str, Scene); 10] = [
     ("black on white", PLAIN),
     ("white on black", Scene { paper: [0.0; 3], ink: [1.0; 3], size: (280, 280), ..PLAIN }),
