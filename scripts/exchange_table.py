@@ -25,15 +25,17 @@ BATCH = 64
 
 
 def exchanges(workers: int, local: int) -> dict[str, str]:
-    """The flags of each exchange. DiLoCo trains on a whole shard between two exchanges. The rate of local
-    training goes with the worker's batch: the task's own is for 32."""
-    batch = round(BATCH / workers)
-    own = "" if batch == 32 else f" --rate {0.03 * batch / 32:.4f}"
+    """The flags of each exchange. DiLoCo trains on a whole shard between two exchanges. The task's
+    rate is for a batch of 32. With a smaller one it is lower: by the square root for short local training,
+    whose momentum starts afresh each time, in proportion for long."""
+    share = round(BATCH / workers) / 32
+    short = "" if share == 1 else f" --rate {0.03 * share ** 0.5:.3f}"
+    long = "" if share == 1 else f" --rate {0.03 * share:.4f}"
     return {
         "gradients, sync": f"--policy sync:{workers}",
-        "average per round": f"--policy average:{workers} --every {local}{own}",
-        "DiLoCo": f"--policy average:{workers} --outer nesterov --every 1000000{own}",
-        "one-shot average": f"--policy average:once{own}",
+        "average per round": f"--policy average:{workers} --every {local}{short}",
+        "DiLoCo": f"--policy average:{workers} --outer nesterov --every 1000000{long}",
+        "one-shot average": f"--policy average:once{long}",
     }
 
 

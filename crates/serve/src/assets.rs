@@ -1,7 +1,7 @@
 //! What a model needs besides its parameters: found beside its file, or fetched from a hive. Only
 //! its task knows what it is.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use skep_data::shard_hash;
 use skep_learn::{Assets, Task};
@@ -13,37 +13,34 @@ use crate::ServeError;
 /// An asset may have so many bytes.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Where to look.
-#[derive(Clone, Copy)]
-pub(crate) enum Beside<'path> {
-    /// In a run's folder, which has a folder of them.
-    Run(&'path Path),
-    /// In the folder of a file that somebody took elsewhere, or in a folder `assets` there.
-    File(&'path Path),
-}
-
-impl Beside<'_> {
-    /// The assets that a task names.
-    pub(crate) fn read(self, task: &dyn Task) -> Result<Assets, ServeError> {
-        let mut assets = Assets::new();
-        for &name in task.assets() {
-            let places = match self {
-                Self::Run(folder) => vec![folder.join("assets").join(name)],
-                Self::File(folder) => vec![folder.join(name), folder.join("assets").join(name)],
-            };
-            let Some(path) = places.iter().find(|path| path.is_file()) else {
-                let looked: Vec<_> = places.iter().map(|path| path.display().to_string()).collect();
-                return Err(missing(task, name, &format!("looked for {}", looked.join(", "))));
-            };
-            let fail = |error| ServeError::System(format!("{}: {error}", path.display()));
-            let length = std::fs::metadata(path).map_err(fail)?.len();
-            if length > MOST_BYTES {
-                return Err(too_large(name, length));
-            }
-            assets.insert(name.to_owned(), std::fs::read(path).map_err(fail)?);
+/// The assets that a task names: those that are known, the others from the first folder that has
+/// them.
+pub(crate) fn complete(
+    mut known: Assets,
+    folders: &[PathBuf],
+    task: &dyn Task,
+) -> Result<Assets, ServeError> {
+    for &name in task.assets() {
+        if known.contains_key(name) {
+            continue;
         }
-        Ok(assets)
+        let places: Vec<_> = folders.iter().map(|folder| folder.join(name)).collect();
+        let Some(path) = places.iter().find(|path| path.is_file()) else {
+            let looked: Vec<_> = places.iter().map(|path| path.display().to_string()).collect();
+            let looked = match looked.is_empty() {
+                true => "its run does not have it".to_owned(),
+                false => format!("looked for {}", looked.join(", ")),
+            };
+            return Err(missing(task, name, &looked));
+        };
+        let fail = |error| ServeError::System(format!("{}: {error}", path.display()));
+        let length = std::fs::metadata(path).map_err(fail)?.len();
+        if length > MOST_BYTES {
+            return Err(too_large(name, length));
+        }
+        known.insert(name.to_owned(), std::fs::read(path).map_err(fail)?);
     }
+    Ok(known)
 }
 
 /// The assets that a task names, of a run of a hive.

@@ -14,6 +14,7 @@ mod elements;
 mod error;
 mod fetch;
 mod follow;
+pub mod found;
 mod model;
 mod onnx;
 mod picture;

@@ -1,15 +1,13 @@
-//! What `skep serve MODEL` names: a run in a store, one of its checkpoints, or a file of tensors
-//! that others trained.
+//! What `skep serve MODEL…` names, ready to be asked: a run in a store, a file of tensors, several of
+//! them as an ensemble, or an ONNX file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-use skep_data::{RunFiles, RunRecord, Store, model_file};
-use skep_learn::Task;
-use skep_wire::{Frame, Job, Layout, Version};
+use skep_learn::{EnsembleTask, Task, Vote};
+use skep_wire::{Frame, Layout};
 
-use crate::assets::Beside;
+use crate::found::{self, Member};
 use crate::onnx::Graph;
 use crate::{GraphSettings, Loaded, Model, ServeError};
 
@@ -39,50 +37,62 @@ pub fn task_of(tasks: &[Arc<dyn Task>], kind: &str) -> Result<Arc<dyn Task>, Ser
 /// The kind of a file that brings its own graph.
 const ONNX: &str = "onnx";
 
-/// Opens what a path names; `kind` is what the user says it is, and `settings` hold for a graph.
+/// Opens what a text names, a file, STORE/RUN or STORE/RUN@VERSION; several are an ensemble. `kind` is
+/// what the user says it is, and `settings` hold for a graph.
 pub async fn open(
-    path: &Path,
+    names: &[String],
     kind: Option<&str>,
     tasks: &[Arc<dyn Task>],
     settings: &GraphSettings,
 ) -> Result<Source, ServeError> {
-    let ends_so = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(ONNX));
-    if path.is_file() && kind.map_or(ends_so, |kind| kind == ONNX) {
-        return open_graph(path, settings);
+    let names = found::members(names)?;
+    if let [name] = &names[..] {
+        let path = Path::new(name);
+        let ends_so = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(ONNX));
+        if path.is_file() && kind.map_or(ends_so, |kind| kind == ONNX) {
+            return open_graph(path, settings);
+        }
     }
     if let Some(flag) = settings.given() {
         return Err(ServeError::model(
-            format!("{flag} is for ONNX files, which {} is not", path.display()),
+            format!("{flag} is for an ONNX file, which {} is not", names.join(", ")),
             "a model that Skep trained knows its classes and its pictures",
         ));
     }
-    if path.is_file() {
-        return open_file(path, kind, tasks).await;
+    let mut members = Vec::new();
+    for name in &names {
+        members.push(Member::open(name, kind, tasks).await?);
     }
-    let folder = run_folder(path).ok_or_else(|| {
-        ServeError::model(
-            format!("there is no model at {}", path.display()),
-            "give a model file, an ONNX file, or STORE/RUN such as skep-runs/mnist",
-        )
-    })?;
-    let final_model = folder.join("model.safetensors");
-    if final_model.is_file() {
-        return open_file(&final_model, kind, tasks).await;
-    }
-    let files = run_files(&folder)?;
-    let newest = files.newest_checkpoint().await?;
-    for warning in &newest.warnings {
-        tracing::warn!("{warning}");
-    }
-    let (version, bytes) = match newest.checkpoint {
-        Some(checkpoint) => (checkpoint.version, checkpoint.model),
-        None => (Version::default(), files.version0().await?),
+    Member::check(&members)?;
+    ensemble(members)
+}
+
+/// One model, or several that answer as one by the mean of what they hold likely.
+fn ensemble(mut members: Vec<Member>) -> Result<Source, ServeError> {
+    let count = members.len();
+    let Some(first) = members.first() else {
+        return Err(ServeError::model("there is no model to serve", "name one, such as STORE/RUN"));
     };
-    let job = files.record().await?.spec.job;
-    let assets = Beside::Run(&folder);
-    let version = version.to_string();
-    let found = Found { name: files.run(), kind, job: Some(job), version, assets };
-    found.source(&folder.to_string_lossy(), &bytes, tasks)
+    let name = first.served_as();
+    let (job, assets) = (first.job.clone(), first.found.assets_for(&*first.task)?);
+    if count == 1 {
+        let member = members.remove(0);
+        let parameters = member.found.load(&*member.task, &job)?.1;
+        let version = member.found.version.unwrap_or(member.found.hash);
+        let model = Model::new(&name, member.task, job, &assets)?;
+        return Ok(Source { model, loaded: Loaded { version, parameters } });
+    }
+    let task = EnsembleTask::new(first.task.clone(), count, Vote::Mean);
+    let mut frames = Vec::new();
+    let mut hashes = Vec::new();
+    for member in &members {
+        frames.push(member.found.load(&*member.task, &member.job)?.1);
+        hashes.extend_from_slice(member.found.hash.as_bytes());
+    }
+    let parameters = task.ensemble(&job)?.join(&frames)?;
+    let model =
+        Model::new(&format!("{name}-and-{}-more", count - 1), Arc::new(task), job, &assets)?;
+    Ok(Source { model, loaded: Loaded { version: found::hash(&hashes), parameters } })
 }
 
 fn open_graph(path: &Path, settings: &GraphSettings) -> Result<Source, ServeError> {
@@ -90,7 +100,7 @@ fn open_graph(path: &Path, settings: &GraphSettings) -> Result<Source, ServeErro
     let graph = Graph::open(path, &bytes, settings)?;
     let layout = Layout::new(Vec::new()).map_err(skep_learn::LearnError::from)?;
     let parameters = Frame::zeros(Arc::new(layout));
-    let loaded = Loaded { version: hash(&bytes), parameters };
+    let loaded = Loaded { version: found::hash(&bytes), parameters };
     Ok(Source { model: Model::of_graph(&stem(path), graph), loaded })
 }
 
@@ -100,110 +110,4 @@ fn read(path: &Path) -> Result<Vec<u8>, ServeError> {
 
 fn stem(path: &Path) -> String {
     path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into())
-}
-
-/// The folder of a run: as it is, or as STORE/RUN.
-fn run_folder(path: &Path) -> Option<PathBuf> {
-    let within = path.parent().zip(path.file_name()).map(|(store, run)| {
-        let store = if store.as_os_str().is_empty() { Path::new(".") } else { store };
-        store.join("runs").join(run)
-    });
-    [Some(path.to_owned()), within]
-        .into_iter()
-        .flatten()
-        .find(|folder| folder.join("run.json").is_file())
-}
-
-fn run_files(folder: &Path) -> Result<RunFiles, ServeError> {
-    let whole = std::fs::canonicalize(folder)
-        .map_err(|error| ServeError::System(format!("{}: {error}", folder.display())))?;
-    let store = whole.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
-    let run = whole.file_name().unwrap_or_default().to_string_lossy();
-    Ok(RunFiles::new(Store::open(&store.to_string_lossy())?, &run)?)
-}
-
-async fn open_file(
-    path: &Path,
-    kind: Option<&str>,
-    tasks: &[Arc<dyn Task>],
-) -> Result<Source, ServeError> {
-    let shown = path.to_string_lossy();
-    let bytes = read(path)?;
-    let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let folder = whole.parent().unwrap_or(Path::new("/"));
-    // A run's final model lies beside its description, a checkpoint two folders below it.
-    let run = [Some(folder), folder.parent().and_then(Path::parent)]
-        .into_iter()
-        .flatten()
-        .find(|folder| folder.join("run.json").is_file());
-    let record = match run {
-        Some(run) => Some(read_record(&run.join("run.json"))?),
-        None => None,
-    };
-    let name = record.as_ref().map_or_else(|| stem(path), |record| record.spec.name.clone());
-    let version = match run {
-        Some(run) => version_within(run, folder, &bytes).await,
-        None => None,
-    };
-    let version = version.map_or_else(|| hash(&bytes), |version| version.to_string());
-    let job = record.map(|record| record.spec.job);
-    let assets = run.map_or(Beside::File(folder), Beside::Run);
-    Found { name: &name, kind, job, version, assets }.source(&shown, &bytes, tasks)
-}
-
-fn read_record(path: &Path) -> Result<RunRecord, ServeError> {
-    let text = read(path)?;
-    serde_json::from_slice(&text)
-        .map_err(|error| ServeError::System(format!("{}: {error}", path.display())))
-}
-
-/// Which version of a run a file is, if it is one.
-async fn version_within(run: &Path, folder: &Path, bytes: &[u8]) -> Option<Version> {
-    let name = folder.file_name()?.to_str()?;
-    if let Some((generation, number)) = name.split_once('-')
-        && let (Ok(generation), Ok(number)) = (generation.parse(), number.parse())
-    {
-        return Some(Version::new(generation, number));
-    }
-    let newest = run_files(run).ok()?.newest_checkpoint().await.ok()?.checkpoint?;
-    (newest.model == bytes).then_some(newest.version)
-}
-
-/// A version's name where nobody gave it one.
-fn hash(bytes: &[u8]) -> String {
-    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256-{}", &hex[..12])
-}
-
-/// What is known of a file.
-struct Found<'found> {
-    name: &'found str,
-    kind: Option<&'found str>,
-    job: Option<Job>,
-    version: String,
-    assets: Beside<'found>,
-}
-
-impl Found<'_> {
-    fn source(
-        self,
-        path: &str,
-        bytes: &[u8],
-        tasks: &[Arc<dyn Task>],
-    ) -> Result<Source, ServeError> {
-        let own = self.job.as_ref().map(|job| job.model.kind.as_str());
-        let kind = self.kind.or(own).ok_or_else(|| {
-            ServeError::model(
-                format!("{path} does not say what kind of model it is"),
-                "say it with --model, such as --model lenet5",
-            )
-        })?;
-        let task = task_of(tasks, kind)?;
-        let job = self.job.unwrap_or_else(|| task.defaults());
-        let assets = self.assets.read(&*task)?;
-        let model = Model::new(self.name, task, job, &assets)?;
-        let mut parameters = Frame::zeros(model.layout()?.clone());
-        model_file::apply(&mut parameters, &model_file::parse(path, bytes)?)?;
-        Ok(Source { model, loaded: Loaded { version: self.version, parameters } })
-    }
 }

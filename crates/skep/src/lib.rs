@@ -21,7 +21,6 @@ mod download;
 mod failure;
 mod job_file;
 mod logging;
-mod model_source;
 mod prepare;
 mod progress;
 mod signals;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use skep_data::{PrepareSettings, Prepared, RowSplit, model_file};
+use skep_learn::Task;
 use skep_wire::{Frame, Layout, RUN_METADATA, RunSpec};
 
 use crate::failure::Failure;
@@ -61,6 +62,20 @@ pub(crate) fn prepare(task_job: &TaskJob, name: String) -> Result<PreparedRun, F
 }
 
 impl PreparedRun {
+    /// A run of the same data and job that starts from another seed: the member of an ensemble that
+    /// comes so many after this one.
+    pub(crate) fn sibling(&self, task: &dyn Task, name: &str, at: u64) -> Result<Self, Failure> {
+        let mut spec = self.spec.clone();
+        name.clone_into(&mut spec.name);
+        spec.job.run.name = spec.job.run.name.map(|_| name.to_owned());
+        spec.job.run.seed = spec.job.run.seed.wrapping_add(at);
+        let version0 = match &spec.job.model.init {
+            Some(_) => self.version0.clone(),
+            None => task.compute(&spec.job)?.initial(spec.job.run.seed)?,
+        };
+        Ok(Self { spec, version0, data: self.data.clone() })
+    }
+
     /// The file that creates the run over the wire.
     pub(crate) fn file(&self) -> Result<Bytes, Failure> {
         let wrong = |error: &dyn std::fmt::Display| Failure::fault(error.to_string());

@@ -225,12 +225,18 @@ fn pictures_of_ones_own_are_learned_and_answered_by_name() {
     for (data, name) in [("bars", "whole"), ("parts/train-00001-of-00002.npz", "shard")] {
         let trained = result(place, &format!("train mnist --data {data} --name {name} {flags}"));
         assert!(trained["accuracy"].as_f64().expect("a share") > 0.9, "{trained}");
-        let path = place.join("skep-runs").join(name);
+        let path = place.join("skep-runs").join(name).to_string_lossy().into_owned();
         let runtime = tokio::runtime::Runtime::new().expect("starts");
         let source = runtime
-            .block_on(skep_serve::open(&path, None, &skep_learn::tasks()))
+            .block_on(skep_serve::open(
+                &[path],
+                None,
+                &skep_learn::tasks(),
+                &skep_serve::GraphSettings::default(),
+            ))
             .unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(source.model.inference.classes, ["lying", "upright"]);
+        let inference = source.model.inference.expect("it can be asked");
+        assert_eq!(inference.classes, ["lying", "upright"]);
     }
     let few = "train mnist --data bars --set model.settings.classes=1";
     mistake(place, few, &["`classes` are 1", "labels up to 1"]);

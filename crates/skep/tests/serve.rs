@@ -61,7 +61,7 @@ fn mnist_itself_survives_being_brought_into_its_form() {
     let runtime = tokio::runtime::Runtime::new().expect("starts");
     let source = runtime
         .block_on(skep_serve::open(
-            &path,
+            &[path.to_string_lossy().into_owned()],
             None,
             &skep_learn::tasks(),
             &skep_serve::GraphSettings::default(),

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 
 mod average;
 mod convert;
-mod evaluate;
+pub(crate) mod evaluate;
 mod export;
 mod inspect;
 mod pull;

@@ -21,12 +21,13 @@ use crate::signals;
 /// What to serve, and how.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServeFlags {
-    /// A model file, an ONNX file, or STORE/RUN
+    /// A model file, an ONNX file, STORE/RUN or STORE/RUN@best; several answer together, by the mean
+    /// of what they hold likely
     #[arg(value_name = "MODEL", required_unless_present = "follow")]
-    model: Option<PathBuf>,
+    models: Vec<String>,
     /// A run of a hive, each version of which goes live as it comes out: http://HOST:PORT/RUN, or a
     /// run's name with --hive
-    #[arg(long, value_name = "HIVE/RUN", conflicts_with = "model")]
+    #[arg(long, value_name = "HIVE/RUN", conflicts_with = "models")]
     follow: Option<String>,
     /// What kind of model the file is, where nothing beside it says so
     #[arg(long = "model", value_name = "KIND", conflicts_with = "follow")]
@@ -135,21 +136,19 @@ pub(crate) fn serve(flags: ServeFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
             ..usual
         };
         let (down, shutdown) = watch::channel(false);
-        let (serving, followed) = match (&flags.follow, &flags.model) {
-            (Some(follow), _) => {
+        let (serving, followed) = match &flags.follow {
+            Some(follow) => {
                 let (client, run) = hive_and_run(follow, &flags.connect, stop.clone())?;
                 let model = followed_model(&client, &run, tasks).await?;
                 (Serving::start(model, fetcher, settings)?, Some((client, run)))
             }
-            (None, Some(path)) => {
-                let source =
-                    skep_serve::open(path, flags.kind.as_deref(), tasks, &flags.graph.settings()?)
-                        .await?;
+            None => {
+                let (kind, graph) = (flags.kind.as_deref(), flags.graph.settings()?);
+                let source = skep_serve::open(&flags.models, kind, tasks, &graph).await?;
                 let serving = Serving::start(source.model, fetcher, settings)?;
                 serving.publish(source.loaded);
                 (serving, None)
             }
-            (None, None) => return Err(Failure::mistake("give a model, or --follow a run")),
         };
         let listener = listen(&flags.listen).await?;
         let address = local_address(&listener)?;

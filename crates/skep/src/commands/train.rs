@@ -1,5 +1,6 @@
 //! `skep train`: the whole job on this machine with one command.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +12,14 @@ use skep_data::{Store, list_runs};
 use skep_deploy::local::{Fleet, Running};
 use skep_hive::{Access, Deadlines, Hive, HiveSettings, Server};
 use skep_learn::Task;
+use skep_serve::found::EnsembleFile;
 use skep_wire::{RunAction, RunState, RunView};
 use skep_worker::{Client, ClientSettings};
 use tokio::sync::watch;
 
 use crate::cli::runtime;
 use crate::commands::hive::{listen, local_address, submit};
+use crate::commands::model::evaluate;
 use crate::failure::Failure;
 use crate::job_file::{self, JobFlags, TaskJob};
 use crate::prepare::{free_name, prepare};
@@ -39,6 +42,10 @@ pub(crate) struct TrainFlags {
     /// Where everything is kept: a folder or file:// address
     #[arg(long, env = "SKEP_STORE", value_name = "STORE", default_value = "skep-runs")]
     store: String,
+    /// Train so many models, each on all the data from a seed and an order of its own, and keep them
+    /// all: they answer together
+    #[arg(long, value_name = "N", conflicts_with = "resume")]
+    ensemble: Option<usize>,
     /// Make the last line of stdout one JSON object with the result
     #[arg(long)]
     json: bool,
@@ -59,22 +66,21 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
         };
         // Everything that can be wrong is found before anything is started.
         let taken = list_runs(&store).await?;
-        let (name, prepared) = match (&flags.what, &flags.resume) {
+        let (names, prepared) = match (&flags.what, &flags.resume) {
             (Some(what), _) => {
                 let mut task_job = job_file::read(what, &flags.job_flags, tasks)?;
                 let count = flags.workers.or(task_job.job.workers.count);
                 fit_to_fleet(&mut task_job, count.unwrap_or_else(cores));
-                let name = match &task_job.job.run.name {
-                    Some(name) if taken.contains(name) => {
-                        return Err(Failure::mistake(format!("there is a run `{name}`"))
-                            .hint(format!("choose another --name, or --resume {name}")));
-                    }
-                    Some(name) => name.clone(),
-                    None => free_name(&task_job.usual_name, &taken),
-                };
-                (name.clone(), Some(prepare(&task_job, name)?))
+                let names = names(&task_job, flags.ensemble, &taken)?;
+                let first = prepare(&task_job, names[0].clone())?;
+                let prepared = names
+                    .iter()
+                    .zip(0..)
+                    .map(|(name, at)| first.sibling(&*task_job.task, name, at));
+                let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
+                (names, prepared)
             }
-            (None, Some(name)) if taken.contains(name) => (name.clone(), None),
+            (None, Some(name)) if taken.contains(name) => (vec![name.clone()], Vec::new()),
             (None, name) => {
                 let name = name.as_deref().unwrap_or_default();
                 return Err(Failure::mistake(format!("there is no run `{name}` to resume"))
@@ -83,9 +89,10 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
         };
         let access = Access::open();
         let deadlines = Deadlines::default();
-        let hive = Hive::open(HiveSettings { store, access, byte_budget: 1 << 30, deadlines }).await?;
-        if let Some(prepared) = prepared {
-            submit(&hive, &prepared).await?;
+        let hive =
+            Hive::open(HiveSettings { store, access, byte_budget: 1 << 30, deadlines }).await?;
+        for prepared in &prepared {
+            submit(&hive, prepared).await?;
         }
         let listener = listen("127.0.0.1:0").await?;
         let url = format!("http://{}", local_address(&listener)?);
@@ -97,31 +104,97 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
             patience: Duration::from_secs(10),
             ..ClientSettings::default()
         })?;
-        let view = client.run(&name).await?;
-        let count = flags.workers.or(view.job.workers.count).unwrap_or_else(cores);
-        if count == 0 {
-            return Err(Failure::mistake("--workers must be 1 or more"));
+        let mut ended = Vec::new();
+        for name in &names {
+            ended.push(work_through(&client, name, &url, &flags, &stop).await);
+            if !matches!(ended.last(), Some(Ok((view, true))) if view.state != RunState::Failed) {
+                break;
+            }
         }
-        eprintln!("{}", introduction(&view, count, &url));
-        let mut fleet = fleet(&url, &name, count)?.start().map_err(fleet_failure)?;
-        let ended = follow(&client, &name, &mut fleet, &stop).await;
-        fleet.stop().await;
         hive.close().await;
         down.send_replace(true);
         let _ = served.await;
-        let (view, finished) = ended?;
-        if finished {
-            report(&view, flags.json)
-        } else {
-            eprintln!(
-                "interrupted at version {}; everything is kept\ngo on with: skep train --resume {name}{}",
-                view.version,
-                if flags.store == "skep-runs" { String::new() } else { format!(" --store {}", flags.store) }
-            );
-            Ok(ExitCode::from(130))
+        let mut views = Vec::new();
+        for (name, ended) in names.iter().zip(ended) {
+            let (view, finished) = ended?;
+            if !finished {
+                let store = match flags.store.as_str() {
+                    "skep-runs" => String::new(),
+                    store => format!(" --store {store}"),
+                };
+                eprintln!(
+                    "interrupted at version {}; everything is kept\n\
+                     go on with: skep train --resume {name}{store}",
+                    view.version,
+                );
+                return Ok(ExitCode::from(130));
+            }
+            views.push(view);
+        }
+        match (&views[..], flags.ensemble) {
+            ([view], None) => report(view, flags.json),
+            (views, _) => report_all(views, &names, tasks, flags.json).await,
         }
     })
 }
+
+/// What the run is called; the members of an ensemble have numbers.
+fn names(
+    task_job: &TaskJob,
+    ensemble: Option<usize>,
+    taken: &[String],
+) -> Result<Vec<String>, Failure> {
+    let name = match &task_job.job.run.name {
+        Some(name) if ensemble.is_none() && taken.contains(name) => {
+            return Err(Failure::mistake(format!("there is a run `{name}`"))
+                .hint(format!("choose another --name, or --resume {name}")));
+        }
+        Some(name) => name.clone(),
+        None if ensemble.is_some() => task_job.usual_name.clone(),
+        None => free_name(&task_job.usual_name, taken),
+    };
+    let Some(members) = ensemble else { return Ok(vec![name]) };
+    if !(2..=MOST_MEMBERS).contains(&members) {
+        return Err(Failure::mistake(format!("--ensemble {members} cannot be"))
+            .hint(format!("it can have from 2 to {MOST_MEMBERS} members")));
+    }
+    let of = |name: &str| (1..=members).map(|at| format!("{name}-{at}")).collect::<Vec<_>>();
+    let is_free = |name: &String| of(name).iter().all(|member| !taken.contains(member));
+    if is_free(&name) {
+        return Ok(of(&name));
+    }
+    if task_job.job.run.name.is_some() {
+        return Err(Failure::mistake(format!("there are runs `{name}-…` already"))
+            .hint("choose another --name"));
+    }
+    let letters = ('b'..='z').map(|letter| format!("{name}-{letter}"));
+    letters.into_iter().find(is_free).map(|name| of(&name)).ok_or_else(|| {
+        Failure::mistake(format!("too many ensembles are called {name}")).hint("give a --name")
+    })
+}
+
+/// Starts workers for a run and shows its progress until it has ended or someone interrupts.
+async fn work_through(
+    client: &Client,
+    name: &str,
+    url: &str,
+    flags: &TrainFlags,
+    stop: &AtomicBool,
+) -> Result<(RunView, bool), Failure> {
+    let view = client.run(name).await?;
+    let count = flags.workers.or(view.job.workers.count).unwrap_or_else(cores);
+    if count == 0 {
+        return Err(Failure::mistake("--workers must be 1 or more"));
+    }
+    eprintln!("{}", introduction(&view, count, url));
+    let mut fleet = fleet(url, name, count)?.start().map_err(fleet_failure)?;
+    let ended = follow(client, name, &mut fleet, stop).await;
+    fleet.stop().await;
+    ended
+}
+
+/// More members than this are a slip of the finger.
+const MOST_MEMBERS: usize = 100;
 
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
@@ -286,6 +359,41 @@ fn report(view: &RunView, json: bool) -> Result<ExitCode, Failure> {
             view.version
         );
         println!("model          {model}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes down who belongs to an ensemble, beside the runs, and measures its members together.
+async fn report_all(
+    views: &[RunView],
+    names: &[String],
+    tasks: &[Arc<dyn Task>],
+    json: bool,
+) -> Result<ExitCode, Failure> {
+    for view in views {
+        if view.state == RunState::Failed {
+            return report(view, json);
+        }
+    }
+    let model = views.last().and_then(|view| view.model.as_deref()).unwrap_or_default();
+    // STORE/runs/RUN/model.safetensors
+    let store = Path::new(model).ancestors().nth(3).unwrap_or(Path::new("."));
+    let usual = names[0].rsplit_once('-').map_or("ensemble", |(name, _)| name);
+    let path = store.join("ensembles").join(format!("{usual}.json"));
+    let members = names.iter().map(|name| format!("../runs/{name}")).collect();
+    let text = serde_json::to_string_pretty(&EnsembleFile { members })
+        .map_err(|error| Failure::fault(error.to_string()))?;
+    let folder = store.join("ensembles");
+    std::fs::create_dir_all(&folder)
+        .map_err(|error| Failure::fault(format!("{}: {error}", folder.display())))?;
+    skep_data::model_file::save(&path, text.as_bytes())?;
+    let shown = path.to_string_lossy().into_owned();
+    evaluate::measure(std::slice::from_ref(&shown), tasks, json).await?;
+    let note = format!("ensemble       {shown}\nask it with    skep serve {shown}");
+    if json {
+        eprintln!("{note}")
+    } else {
+        println!("{note}")
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -12,8 +12,8 @@ use skep_learn::onnx;
 
 use crate::cli::runtime;
 use crate::failure::Failure;
-use crate::model_source::{FoundModel, RUN, SAMPLES, SETTINGS, VERSION};
 use crate::progress::{bar, thousands};
+use skep_serve::found::{FoundModel, RUN, SAMPLES, SETTINGS, VERSION};
 
 /// What to average, and where to.
 #[derive(Args, Clone, Debug)]

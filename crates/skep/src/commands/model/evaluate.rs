@@ -8,12 +8,12 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use skep_data::{Table, Vocabulary};
 use skep_learn::{Ensemble, Task, Vote, classify, ensemble};
-use skep_wire::{EvaluationCounts, Job};
+use skep_wire::EvaluationCounts;
 
 use crate::cli::runtime;
 use crate::failure::Failure;
-use crate::model_source::FoundModel;
 use crate::progress::{bar, reading, thousands};
+use skep_serve::found::{self, Member};
 
 /// How many rows go through the models at once.
 const BATCH: u64 = 250;
@@ -21,7 +21,7 @@ const BATCH: u64 = 250;
 /// Which models, on which data.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EvaluateFlags {
-    /// Model files, or STORE/RUN, with @best, @final or @VERSION behind it
+    /// Model files, or STORE/RUN, with @best, @final or @VERSION behind it; or the file of an ensemble
     #[arg(value_name = "MODEL", required = true)]
     models: Vec<String>,
     /// Test data: a folder, a file or a built-in name; what the first model was trained on where it
@@ -65,28 +65,26 @@ pub(crate) fn evaluate(
     flags: &EvaluateFlags,
     tasks: &[Arc<dyn Task>],
 ) -> Result<ExitCode, Failure> {
+    runtime(1)?.block_on(run(flags, tasks))
+}
+
+/// Measures models together on the data they were trained for, and says how they do.
+pub(crate) async fn measure(
+    models: &[String],
+    tasks: &[Arc<dyn Task>],
+    json: bool,
+) -> Result<ExitCode, Failure> {
+    let vote = VoteFlag::default();
+    let models = models.to_vec();
+    let flags = EvaluateFlags { models, data: None, kind: None, vocabulary: None, vote, json };
+    run(&flags, tasks).await
+}
+
+async fn run(flags: &EvaluateFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode, Failure> {
     let vote = Vote::from(flags.vote);
-    let members = runtime(1)?.block_on(open(flags, tasks))?;
+    let members = open(flags, tasks).await?;
     let Some(first) = members.first() else { return Err(Failure::mistake("give a model")) };
-    for member in &members {
-        if member.task.name() != first.task.name() {
-            return Err(Failure::mistake(format!(
-                "{} is a {}, but {} is a {}",
-                member.found.name,
-                member.task.name(),
-                first.found.name,
-                first.task.name()
-            ))
-            .hint("models of one kind answer the same questions"));
-        }
-        if member.found.assets != first.found.assets {
-            return Err(Failure::mistake(format!(
-                "{} has another vocabulary than {}",
-                member.found.name, first.found.name
-            ))
-            .hint("members of an ensemble are trained on the same data"));
-        }
-    }
+    Member::check(&members)?;
     let mut job = first.job.clone();
     if let Some(data) = &flags.data {
         data.clone_into(&mut job.data.source);
@@ -115,13 +113,6 @@ pub(crate) fn evaluate(
     Ok(ExitCode::SUCCESS)
 }
 
-/// A model with its task.
-struct Member {
-    found: FoundModel,
-    task: Arc<dyn Task>,
-    job: Job,
-}
-
 async fn open(flags: &EvaluateFlags, tasks: &[Arc<dyn Task>]) -> Result<Vec<Member>, Failure> {
     let vocabulary = match &flags.vocabulary {
         None => None,
@@ -132,13 +123,13 @@ async fn open(flags: &EvaluateFlags, tasks: &[Arc<dyn Task>]) -> Result<Vec<Memb
         }
     };
     let mut members = Vec::new();
-    for name in &flags.models {
-        let mut found = FoundModel::open(name).await?;
+    for name in found::members(&flags.models)? {
+        let mut member = Member::open(&name, flags.kind.as_deref(), tasks).await?;
         if let Some(vocabulary) = &vocabulary {
-            found.assets.insert(Vocabulary::ASSET.to_owned(), vocabulary.clone());
+            member.found.assets.insert(Vocabulary::ASSET.to_owned(), vocabulary.clone());
         }
-        let (task, job) = found.task(tasks, flags.kind.as_deref())?;
-        members.push(Member { found, task, job });
+        member.found.assets = member.found.assets_for(&*member.task)?;
+        members.push(member);
     }
     Ok(members)
 }

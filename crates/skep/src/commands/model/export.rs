@@ -10,8 +10,8 @@ use skep_learn::Task;
 
 use crate::cli::runtime;
 use crate::failure::Failure;
-use crate::model_source::FoundModel;
 use crate::progress::thousands;
+use skep_serve::found::FoundModel;
 
 /// What to export, and where to.
 #[derive(Args, Clone, Debug)]

@@ -15,8 +15,8 @@ use super::average::format_of_name;
 use crate::cli::runtime;
 use crate::connect::ConnectFlags;
 use crate::failure::Failure;
-use crate::model_source::{FoundModel, Which, run_files, split};
 use crate::progress::thousands;
+use skep_serve::found::{FoundModel, Which, run_files, split};
 
 /// What to fetch, and where to.
 #[derive(Args, Clone, Debug)]
@@ -41,7 +41,7 @@ pub(crate) fn pull(flags: &PullFlags) -> Result<ExitCode, Failure> {
     let found = runtime(1)?.block_on(async {
         if !path.contains("://") && run_files(Path::new(path))?.is_some() {
             let text = if flags.run == path { format!("{path}@final") } else { flags.run.clone() };
-            return FoundModel::open(&text).await;
+            return Ok(FoundModel::open(&text).await?);
         }
         of_hive(path, which, &flags.connect).await
     })?;
@@ -121,6 +121,8 @@ async fn of_hive(path: &str, which: Which, connect: &ConnectFlags) -> Result<Fou
         assets: assets(&client, run, &view.manifest).await?,
         job: Some(view.job),
         tensors: model_file::parse(run, pulled.bytes())?,
+        hash: String::new(),
+        folders: Vec::new(),
     })
 }
 
