@@ -64,6 +64,7 @@ fn help_says_what_there_is() {
       worker  Work for a hive until its run is done
       run     Create, list, show, pause, resume, finish, stop or delete runs of a hive
       data    Fetch, look at, split or copy data
+      model   Average, measure, look into, convert, fetch or export models
       serve   Answer questions with a trained model, over HTTP and on a page
       status  Show a hive's runs and workers: versions, staleness, throughput, time spent waiting
       watch   Watch a run until it ends: progress, loss, workers, events
