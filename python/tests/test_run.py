@@ -377,6 +377,7 @@ class Access(Quick):
             authority = f"{folder}/tls/hive.crt"
             url = hive.url.replace("127.0.0.1", "localhost")
             skep.join(url, "unit", unit(), key=worker_key, ca=authority)
+            hive.close()
 
     def test_a_program_that_is_not_there(self):
         with self.assertRaisesRegex(skep.Misuse, "SKEP_BINARY"):

@@ -420,6 +420,7 @@ mod tests {
             lease: LeaseTimes::default(),
             evaluate_every: None,
             attempts: 5,
+            turns: false,
         }
     }
 

@@ -292,6 +292,8 @@ pub struct Plan {
     pub evaluate_every: Option<u64>,
     /// How often a slice may fail before it is skipped.
     pub attempts: u32,
+    /// Whether shards take turns where versions are made of slots: wanted where they differ.
+    pub turns: bool,
 }
 
 impl Plan {
@@ -316,7 +318,8 @@ impl Plan {
     /// Which samples stand where in an epoch.
     pub fn order(&self, epoch: u64) -> Order {
         let turns = match self.policy.rounds() {
-            Some(rounds) => Turns { shards: rounds.slots, chunk: self.chunk },
+            Some(rounds) if self.turns => Turns { shards: rounds.slots, chunk: self.chunk },
+            Some(_) => Turns { shards: 1, chunk: self.chunk },
             None => Turns::NONE,
         };
         Order::new(self.seed, epoch, &self.shards, turns)

@@ -22,9 +22,9 @@
 //! offset `i`. A six-round Feistel network with cycle walking: any position can be computed alone,
 //! without holding the permutation.
 //!
-//! Where a version is made of slots, as many shards as a round has slots take turns, a slot of
-//! each: so a round draws on several shards, which matters if each has labels of its own, and a
-//! worker can stay with one. Leases name the shard and the offset within it, so no worker needs to
+//! Where a version is made of slots and shards may differ, as many shards as a round has slots take
+//! turns, a slot of each: so a round draws on several shards, which matters if each has labels of
+//! its own, and a worker can stay with one. Leases name the shard and the offset within it, so no worker needs to
 //! know of turns.
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

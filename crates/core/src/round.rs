@@ -1,8 +1,8 @@
 //! Rounds and slots: which positions make the next version under `sync` and `average`.
 //!
 //! A slot is `chunk` positions of one shard (fewer at a shard's end), a stretch of the order; a
-//! round is the next S of them (fewer at the epoch's end), each of another shard where there are as
-//! many. Both follow from (seed, epoch, round) alone, so that the result does not depend on who
+//! round is the next S of them (fewer at the epoch's end), each of another shard where shards take
+//! turns. Both follow from (seed, epoch, round) alone, so that the result does not depend on who
 //! works, or how many. Where a round may close without some of its slots, those are late: they
 //! belong to the next round too.
 

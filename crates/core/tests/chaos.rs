@@ -147,15 +147,20 @@ fn plans() -> impl Strategy<Value = Plan> {
         1 => Just(Limit::Endless),
     ];
     let held_out = || prop::collection::vec(1..100u64, 0..3);
-    let numbers = (any::<u64>(), 1..7u64, prop::option::of(1..5u64));
+    let numbers = (any::<u64>(), 1..7u64, prop::option::of(1..5u64), any::<bool>());
     (prop::collection::vec(1..20u64, 1..5), policies(), limit, held_out(), held_out(), numbers)
-        .prop_map(|(shards, policy, limit, validation, test, (seed, chunk, evaluate_every))| Plan {
-            seed,
-            validation,
-            test,
-            evaluate_every,
-            ..plan(&shards, chunk, policy, limit)
-        })
+        .prop_map(
+            |(shards, policy, limit, validation, test, (seed, chunk, evaluate_every, turns))| {
+                Plan {
+                    seed,
+                    validation,
+                    test,
+                    evaluate_every,
+                    turns,
+                    ..plan(&shards, chunk, policy, limit)
+                }
+            },
+        )
 }
 
 fn happen(world: &mut World, workers: usize, events: &[Event]) {

@@ -284,14 +284,18 @@ impl Hive {
             }
         };
         let plan = plan(&spec).map_err(wrong)?;
-        let run = Run::restore(plan, self.generation, &kept.run)
-            .map_err(|error| wrong(error.to_string()))?;
+        let final_written = matches!(files.final_model().await, Ok(Some(_)));
+        // A run that has ended stays as it is, under the name that its last version has.
+        let ended = matches!(kept.run.status, Status::Done | Status::Stopped | Status::Failed);
+        let generation = if ended && final_written { durable.generation } else { self.generation };
+        let run =
+            Run::restore(plan, generation, &kept.run).map_err(|error| wrong(error.to_string()))?;
         let mut model = model(&spec, frame).map_err(wrong)?;
         if let Some(state) = optimiser {
             model.restore_optimiser(state).map_err(wrong)?;
         }
         let layouts = FormLayouts::new(&spec.schema).map_err(|error| wrong(error.to_string()))?;
-        let version = Version::new(self.generation, run.number());
+        let version = Version::new(generation, run.number());
         let published = Arc::new(Published::new(version, model.current().clone(), layouts));
         let events = Arc::new(Events::default());
         let counters = Arc::new(Counters::default());
@@ -331,7 +335,6 @@ impl Hive {
                 .collect(),
             commands,
         };
-        let final_written = matches!(files.final_model().await, Ok(Some(_)));
         let spool = read_spool(&files, &model.gradient_layout).await?;
         let keeper = Keeper::new(KeeperParts {
             run,
@@ -489,6 +492,9 @@ fn plan(spec: &RunSpec) -> Result<Plan, String> {
         },
         evaluate_every: job.evaluation.versions.filter(|versions| *versions > 0),
         attempts: 5,
+        // Local training forgets what other shards have, and so does any where each has its own
+        // labels. Elsewhere slots are the parts of one larger batch, which lies in one shard.
+        turns: exchanges_models(spec)? || job.data.split == "label",
     };
     Run::new(plan.clone(), 0).map_err(|error| error.to_string())?;
     Ok(plan)

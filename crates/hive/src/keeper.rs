@@ -958,7 +958,7 @@ impl Keeper {
                 self.kept.validation = Some(evaluated);
                 let better =
                     self.kept.best.is_none_or(|best| match (evaluated.accuracy, best.accuracy) {
-                        (Some(new), Some(old)) => new > old,
+                        (Some(new), Some(old)) if new != old => new > old,
                         _ => evaluated.loss < best.loss,
                     });
                 if better {

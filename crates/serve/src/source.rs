@@ -45,6 +45,10 @@ pub async fn open(
     tasks: &[Arc<dyn Task>],
     settings: &GraphSettings,
 ) -> Result<Source, ServeError> {
+    let called = match names {
+        [name] => Some(stem(Path::new(name))),
+        _ => None,
+    };
     let names = found::members(names)?;
     if let [name] = &names[..] {
         let path = Path::new(name);
@@ -64,11 +68,11 @@ pub async fn open(
         members.push(Member::open(name, kind, tasks).await?);
     }
     Member::check(&members)?;
-    ensemble(members)
+    ensemble(members, called)
 }
 
 /// One model, or several that answer as one by the mean of what they hold likely.
-fn ensemble(mut members: Vec<Member>) -> Result<Source, ServeError> {
+fn ensemble(mut members: Vec<Member>, called: Option<String>) -> Result<Source, ServeError> {
     let count = members.len();
     let Some(first) = members.first() else {
         return Err(ServeError::model("there is no model to serve", "name one, such as STORE/RUN"));
@@ -90,8 +94,8 @@ fn ensemble(mut members: Vec<Member>) -> Result<Source, ServeError> {
         hashes.extend_from_slice(member.found.hash.as_bytes());
     }
     let parameters = task.ensemble(&job)?.join(&frames)?;
-    let model =
-        Model::new(&format!("{name}-and-{}-more", count - 1), Arc::new(task), job, &assets)?;
+    let name = called.unwrap_or_else(|| format!("{name}-and-{}-more", count - 1));
+    let model = Model::new(&name, Arc::new(task), job, &assets)?;
     Ok(Source { model, loaded: Loaded { version: found::hash(&hashes), parameters } })
 }
 

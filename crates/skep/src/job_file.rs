@@ -24,7 +24,8 @@ pub(crate) struct JobFlags {
     /// The model, where a task has several: text-average or text-bigru for imdb
     #[arg(long, value_name = "KIND")]
     pub(crate) model: Option<String>,
-    /// Whole copies of the training data, for one model of each: with --policy average:once
+    /// Whole copies of the training data, each with an order of its own; with --policy average:once
+    /// one model is trained on each, else each sample is used so many times as often
     #[arg(long, value_name = "N")]
     pub(crate) copies: Option<usize>,
     /// How often each sample is used

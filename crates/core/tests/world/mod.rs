@@ -100,6 +100,7 @@ pub(crate) fn plan(shards: &[u64], chunk: u64, policy: Policy, limit: Limit) -> 
         lease: TIMES,
         evaluate_every: None,
         attempts: 5,
+        turns: true,
     }
 }
 
@@ -741,15 +742,15 @@ impl World {
     }
 }
 
-/// The slots of every round of an epoch, written down once more: as many shards as a round has
-/// slots take turns.
+/// The slots of every round of an epoch, written down once more: one shard after the other, or, where
+/// they take turns, as many at a time as a round has slots.
 pub(crate) fn rounds(plan: &Plan, epoch: u64, size: u64) -> Vec<Vec<Slot>> {
     let count = plan.shards.len() as u64;
     let shard_at = |at| permute(at, count, key(plan.seed, epoch, 0)) as usize;
     let mut left: Vec<_> = (0..count).map(|at| plan.shards[shard_at(at)]).collect();
     let mut slots = Vec::new();
     let mut first = 0;
-    for group in left.chunks_mut(size.min(count) as usize) {
+    for group in left.chunks_mut(if plan.turns { size.min(count) } else { 1 } as usize) {
         while group.iter().any(|&left| left > 0) {
             for left in group.iter_mut().filter(|left| **left > 0) {
                 let count = plan.chunk.min(*left);

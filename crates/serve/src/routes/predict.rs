@@ -133,7 +133,7 @@ fn of_text(text: String) -> Result<Question, ApiError> {
     Ok(Question::Text(text))
 }
 
-/// The first part of a form that is a file, or is called `image` or `text`.
+/// The first part of a form that is called `text` or `image`, or is a file.
 async fn from_form(kind: &str, bytes: Bytes) -> Result<Question, ApiError> {
     let broken = |error: multer::Error| {
         ApiError::bad(format!("the form cannot be read: {error}"), "curl -F image=@seven.png")
@@ -142,11 +142,11 @@ async fn from_form(kind: &str, bytes: Bytes) -> Result<Question, ApiError> {
     let stream = futures::stream::once(async { Ok::<_, std::io::Error>(bytes) });
     let mut form = multer::Multipart::new(stream, boundary);
     while let Some(field) = form.next_field().await.map_err(broken)? {
-        if field.file_name().is_some() || field.name() == Some("image") {
-            return Ok(Question::Picture(field.bytes().await.map_err(broken)?));
-        }
         if field.name() == Some("text") {
             return of_text(field.text().await.map_err(broken)?);
+        }
+        if field.file_name().is_some() || field.name() == Some("image") {
+            return Ok(Question::Picture(field.bytes().await.map_err(broken)?));
         }
     }
     Err(ApiError::bad("the form has no file", "curl -F image=@seven.png"))

@@ -48,9 +48,9 @@ pub(crate) struct ServeFlags {
     #[arg(long)]
     allow_private_urls: bool,
     #[command(flatten)]
-    graph: GraphFlags,
-    #[command(flatten)]
     connect: ConnectFlags,
+    #[command(flatten)]
+    graph: GraphFlags,
 }
 
 /// What an ONNX file does not say of itself.
@@ -233,7 +233,7 @@ fn announce(serving: &Serving, address: SocketAddr, followed: Option<&(Client, S
     eprintln!("serving {} ({}), {what}", model.name, model.kind());
     let example = match model.takes() {
         "image" => format!("curl -F image=@FILE http://{address}/predict"),
-        "text" => format!("curl -F text='…' http://{address}/predict"),
+        "text" => format!("curl --form-string text='…' http://{address}/predict"),
         _ => format!("curl http://{address}/v2/models/{}", model.name),
     };
     eprintln!("open http://{address} in a browser, or ask: {example}");

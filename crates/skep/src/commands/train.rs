@@ -1,6 +1,6 @@
 //! `skep train`: the whole job on this machine with one command.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,8 +89,13 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
         };
         let access = Access::open();
         let deadlines = Deadlines::default();
-        let hive =
-            Hive::open(HiveSettings { store, access, byte_budget: 1 << 30, deadlines }).await?;
+        let hive = Hive::open(HiveSettings {
+            store: store.clone(),
+            access,
+            byte_budget: 1 << 30,
+            deadlines,
+        })
+        .await?;
         for prepared in &prepared {
             submit(&hive, prepared).await?;
         }
@@ -104,6 +109,10 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
             patience: Duration::from_secs(10),
             ..ClientSettings::default()
         })?;
+        let ensemble = match flags.ensemble {
+            Some(_) => Some(write_ensemble(&store_path(&store, &names)?, &names)?),
+            None => None,
+        };
         let mut ended = Vec::new();
         for name in &names {
             ended.push(work_through(&client, name, &url, &flags, &stop).await);
@@ -131,9 +140,10 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
             }
             views.push(view);
         }
-        match (&views[..], flags.ensemble) {
-            ([view], None) => report(view, flags.json),
-            (views, _) => report_all(views, &names, tasks, flags.json).await,
+        match (ensemble, &views[..]) {
+            (None, [view, ..]) => report(view, flags.json),
+            (Some(ensemble), views) => report_all(&ensemble, views, tasks, flags.json).await,
+            (None, []) => Err(Failure::fault("there was nothing to train")),
         }
     })
 }
@@ -363,31 +373,37 @@ fn report(view: &RunView, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes down who belongs to an ensemble, beside the runs, and measures its members together.
-async fn report_all(
-    views: &[RunView],
-    names: &[String],
-    tasks: &[Arc<dyn Task>],
-    json: bool,
-) -> Result<ExitCode, Failure> {
-    for view in views {
-        if view.state == RunState::Failed {
-            return report(view, json);
-        }
-    }
-    let model = views.last().and_then(|view| view.model.as_deref()).unwrap_or_default();
-    // STORE/runs/RUN/model.safetensors
-    let store = Path::new(model).ancestors().nth(3).unwrap_or(Path::new("."));
+/// Where an ensemble's file lies: beside the runs, under the name that its members share.
+fn store_path(store: &Store, names: &[String]) -> Result<PathBuf, Failure> {
     let usual = names[0].rsplit_once('-').map_or("ensemble", |(name, _)| name);
-    let path = store.join("ensembles").join(format!("{usual}.json"));
+    store.local_path(&format!("ensembles/{usual}.json")).ok_or_else(|| {
+        Failure::mistake("an ensemble needs a store in a folder").hint("give a folder as --store")
+    })
+}
+
+/// Writes down who belongs to an ensemble.
+fn write_ensemble(path: &Path, names: &[String]) -> Result<PathBuf, Failure> {
     let members = names.iter().map(|name| format!("../runs/{name}")).collect();
     let text = serde_json::to_string_pretty(&EnsembleFile { members })
         .map_err(|error| Failure::fault(error.to_string()))?;
-    let folder = store.join("ensembles");
-    std::fs::create_dir_all(&folder)
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)
         .map_err(|error| Failure::fault(format!("{}: {error}", folder.display())))?;
-    skep_data::model_file::save(&path, text.as_bytes())?;
-    let shown = path.to_string_lossy().into_owned();
+    skep_data::model_file::save(path, text.as_bytes())?;
+    Ok(path.to_owned())
+}
+
+/// Measures the members of an ensemble, one by one and together.
+async fn report_all(
+    ensemble: &Path,
+    views: &[RunView],
+    tasks: &[Arc<dyn Task>],
+    json: bool,
+) -> Result<ExitCode, Failure> {
+    if let Some(failed) = views.iter().find(|view| view.state == RunState::Failed) {
+        return report(failed, json);
+    }
+    let shown = ensemble.to_string_lossy().into_owned();
     evaluate::measure(std::slice::from_ref(&shown), tasks, json).await?;
     let note = format!("ensemble       {shown}\nask it with    skep serve {shown}");
     if json {

@@ -40,7 +40,7 @@ impl Timetable {
 
     /// How many samples of an epoch each of its versions adds.
     fn sizes(&self, epoch: u64) -> Vec<u64> {
-        let turns = Turns { shards: self.slots, chunk: self.chunk };
+        let turns = Turns { shards: 1, chunk: self.chunk };
         let order = Order::new(self.seed, epoch, &self.shards, turns);
         let places = (0..).map_while(|slot| order.place_of_slot(slot));
         let chunks: Vec<u64> = places.map(|place| place.end - place.start).collect();
