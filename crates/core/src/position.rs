@@ -96,8 +96,8 @@ impl Turns {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     groups: Vec<Group>,
-    /// For each shard: its group.
-    of_shard: Vec<usize>,
+    /// For each shard: its group, and its place in it.
+    of_shard: Vec<(usize, usize)>,
     chunk: u64,
     positions: u64,
 }
@@ -113,6 +113,8 @@ struct Group {
     shards: Vec<(usize, u64)>,
     /// How many turns the longest shard has.
     turns: u64,
+    /// In how many of them all shards give a whole chunk: there a place is worked out at once.
+    whole: u64,
 }
 
 /// One turn of one shard: a stretch of positions.
@@ -131,6 +133,26 @@ pub struct Place {
 }
 
 impl Group {
+    /// The stretch of a shard, by its place in the group, in a turn in which all give a whole chunk.
+    fn whole_place(&self, turn: u64, at: usize, chunk: u64) -> Place {
+        let before = turn * self.shards.len() as u64 + at as u64;
+        let start = self.start + before * chunk;
+        Place {
+            shard: self.shards[at].0,
+            start,
+            end: start + chunk,
+            offset: turn * chunk,
+            slot: self.first_slot + before,
+        }
+    }
+
+    /// The same by how many stretches of the group come before it, if it is such a turn.
+    fn nth_whole(&self, before: u64, chunk: u64) -> Option<Place> {
+        let count = self.shards.len() as u64;
+        let turn = before / count;
+        (turn < self.whole).then(|| self.whole_place(turn, (before % count) as usize, chunk))
+    }
+
     /// How many positions lie before a turn.
     fn before(&self, turn: u64, chunk: u64) -> u64 {
         let reach = turn.saturating_mul(chunk);
@@ -153,6 +175,10 @@ impl Group {
     }
 
     fn turn_of(&self, position: u64, chunk: u64) -> u64 {
+        let turn = (position - self.start) / chunk / self.shards.len() as u64;
+        if turn < self.whole {
+            return turn;
+        }
         self.last_turn(|turn| self.start + self.before(turn, chunk) <= position)
     }
 
@@ -178,7 +204,7 @@ impl Order {
         let order_key = key(seed, epoch, 0);
         let order: Vec<_> = (0..count).map(|at| permute(at, count, order_key) as usize).collect();
         let (mut start, mut first_slot) = (0, 0);
-        let mut of_shard = vec![0; shards.len()];
+        let mut of_shard = vec![(0, 0); shards.len()];
         let together = turns.shards.clamp(1, count.max(1)) as usize;
         let groups = order
             .chunks(together)
@@ -186,11 +212,12 @@ impl Order {
             .map(|(at, members)| {
                 let members: Vec<_> = members.iter().map(|&it| (it, shards[it])).collect();
                 let turns = members.iter().map(|&(_, samples)| samples.div_ceil(chunk)).max();
-                for &(shard, _) in &members {
-                    of_shard[shard] = at;
+                let whole = members.iter().map(|&(_, samples)| samples / chunk).min();
+                for (place, &(shard, _)) in members.iter().enumerate() {
+                    of_shard[shard] = (at, place);
                 }
-                let turns = turns.unwrap_or_default();
-                let group = Group { start, first_slot, shards: members, turns };
+                let (turns, whole) = (turns.unwrap_or_default(), whole.unwrap_or_default());
+                let group = Group { start, first_slot, shards: members, turns, whole };
                 start += group.before(turns, chunk);
                 first_slot += group.slots_before(turns, chunk);
                 group
@@ -206,20 +233,20 @@ impl Order {
 
     /// The stretches of a shard that reach into a window.
     pub fn places_of(&self, shard: usize, window: (u64, u64)) -> impl Iterator<Item = Place> {
-        let group = self.of_shard.get(shard).and_then(|&at| self.groups.get(at));
-        let found = group.and_then(|group| {
+        let group = self.of_shard.get(shard).map(|&(at, place)| (&self.groups[at], place));
+        let found = group.and_then(|(group, at)| {
             let end = group.start + group.before(group.turns, self.chunk);
             let (from, until) = (window.0.max(group.start), window.1.min(end));
             let turn_of = |position| group.turn_of(position, self.chunk);
-            (from < until).then(|| (group, turn_of(from)..=turn_of(until - 1)))
+            (from < until).then(|| (group, at, turn_of(from)..=turn_of(until - 1)))
         });
-        found
-            .into_iter()
-            .flat_map(|(group, turns)| turns.map(move |turn| (group, turn)))
-            .flat_map(|(group, turn)| group.turn(turn, self.chunk))
-            .filter(move |place| {
-                place.shard == shard && place.start < window.1 && place.end > window.0
+        let places = found.into_iter().flat_map(move |(group, at, turns)| {
+            turns.filter_map(move |turn| match turn < group.whole {
+                true => Some(group.whole_place(turn, at, self.chunk)),
+                false => group.turn(turn, self.chunk).find(|place| place.shard == shard),
             })
+        });
+        places.filter(move |place| place.start < window.1 && place.end > window.0)
     }
 
     /// The stretch that holds a position.
@@ -228,6 +255,10 @@ impl Order {
             return None;
         }
         let group = self.group(|group| group.start <= position)?;
+        let before = (position - group.start) / self.chunk;
+        if let Some(place) = group.nth_whole(before, self.chunk) {
+            return Some(place);
+        }
         let turn = group.turn_of(position, self.chunk);
         group.turn(turn, self.chunk).find(|place| position < place.end)
     }
@@ -235,6 +266,9 @@ impl Order {
     /// The stretch that has a number.
     pub fn place_of_slot(&self, slot: u64) -> Option<Place> {
         let group = self.group(|group| group.first_slot <= slot)?;
+        if let Some(place) = group.nth_whole(slot - group.first_slot, self.chunk) {
+            return Some(place);
+        }
         let before = |turn| group.first_slot + group.slots_before(turn, self.chunk);
         let turn = group.last_turn(|turn| before(turn) <= slot);
         group.turn(turn, self.chunk).find(|place| place.slot == slot)

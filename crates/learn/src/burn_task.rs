@@ -111,6 +111,14 @@ pub trait BurnTask: Clone + Send + Sync + 'static {
     ) -> Result<Tensor<2>, LearnError> {
         Err(LearnError::NoInference(self.name().to_owned()))
     }
+
+    /// So many rows are given to [`BurnTask::infer`] at once, always: what is missing is filled up.
+    /// Then every row takes the same way through the kernels, whether it came alone or with others,
+    /// and its scores are the same to the last bit. That holds for layers that keep rows apart and
+    /// treat all of them alike; a test should show it. `None` gives a batch as it comes.
+    fn rows_at_once(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// Makes a [`Task`] of a [`BurnTask`].
@@ -343,7 +351,28 @@ impl<T: BurnTask> Compute for BurnCompute<T> {
 
     fn infer(&mut self, batch: &Table) -> Result<Vec<f32>, LearnError> {
         let (task, device) = (self.task.clone(), self.device.clone());
-        let scores = task.infer(self.valid(), batch, &device)?.into_data();
-        Ok(scores.iter::<f32>().collect())
+        let valid = self.valid();
+        let infer = |batch: &Table| -> Result<Vec<f32>, LearnError> {
+            let scores = task.infer(valid, batch, &device)?.into_data();
+            Ok(scores.iter::<f32>().collect())
+        };
+        let rows = batch.rows();
+        let Some(at_once) = task.rows_at_once().filter(|_| rows > 0) else {
+            return infer(batch);
+        };
+        let mut scores = Vec::new();
+        for first in (0..rows).step_by(at_once) {
+            // The last row stands in for those that are missing.
+            let places: Vec<u64> =
+                (first..first + at_once).map(|row| row.min(rows - 1) as u64).collect();
+            let part = infer(&batch.gather(&places)?)?;
+            let classes = part.len() / at_once;
+            scores.extend_from_slice(&part[..classes * at_once.min(rows - first)]);
+        }
+        Ok(scores)
+    }
+
+    fn rows_at_once(&self) -> Option<usize> {
+        self.task.rows_at_once()
     }
 }

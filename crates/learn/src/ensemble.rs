@@ -155,6 +155,11 @@ impl Compute for Ensemble {
         let classes = scores[0].len() / batch.rows().max(1);
         Ok(combine(&scores, classes, self.vote))
     }
+
+    fn rows_at_once(&self) -> Option<usize> {
+        // None if any has none.
+        self.members.iter().map(|member| member.rows_at_once()).min().flatten()
+    }
 }
 
 /// Several models of one task, to be asked as one.

@@ -112,4 +112,11 @@ pub trait Compute: Send {
     fn infer(&mut self, _batch: &Table) -> Result<Vec<f32>, LearnError> {
         Err(LearnError::NoInference("of this task".to_owned()))
     }
+
+    /// How many rows [`infer`](Self::infer) computes together, where the scores of a row are the
+    /// same to the last bit alone and among any others. `None` where they may not be: then a
+    /// server asks each question by itself.
+    fn rows_at_once(&self) -> Option<usize> {
+        None
+    }
 }

@@ -82,6 +82,32 @@ fn the_same_batch_gives_the_same_bits() {
 }
 
 #[test]
+fn scores_of_a_row_do_not_depend_on_its_neighbours() {
+    let data = task().dataset(&task().defaults()).expect("built in");
+    let mut compute = compute();
+    compute.load(&compute.initial(3).expect("draws")).expect("loads");
+    let bits = |scores: Vec<f32>| scores.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    // 40 fill two parts and a half.
+    let batch = data.test.slice(0..40).expect("there are more");
+    let together = bits(compute.infer(&batch).expect("infers"));
+    assert_eq!(together.len(), 40 * 10);
+    let mut alone = Vec::new();
+    for row in 0..40 {
+        let row = batch.slice(row..row + 1).expect("one of them");
+        alone.extend(bits(compute.infer(&row).expect("infers")));
+    }
+    assert_eq!(together, alone);
+    // At every place of a part, among others than before.
+    for at in 0..16 {
+        let places: Vec<u64> =
+            (0..16).map(|place| if place == at { 5 } else { place + 20 }).collect();
+        let scores = bits(compute.infer(&batch.gather(&places).expect("rows")).expect("infers"));
+        let at = at as usize;
+        assert_eq!(scores[at * 10..(at + 1) * 10], alone[50..60], "at {at}");
+    }
+}
+
+#[test]
 fn memory_stays_flat() {
     let data = task().dataset(&task().defaults()).expect("built in");
     let batch = rows(&data.train, 0..16);

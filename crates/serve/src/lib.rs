@@ -23,6 +23,7 @@ mod routes;
 mod server;
 mod serving;
 mod source;
+mod step;
 mod tensor;
 mod thread;
 

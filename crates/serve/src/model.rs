@@ -21,6 +21,8 @@ pub struct Model {
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
     pub(crate) engine: Engine,
+    /// So many questions can be computed together without a trace in their answers.
+    pub(crate) at_once: usize,
 }
 
 /// What computes.
@@ -79,6 +81,7 @@ impl Model {
             inputs: vec![input_of(&inference.input)],
             outputs: vec![output("probabilities"), output("logits")],
             inference: Some(inference),
+            at_once: compute.rows_at_once().unwrap_or(1),
             engine: Engine::Task(Trained { task, job, layout: Arc::new(layout), encoder }),
         })
     }
@@ -91,6 +94,7 @@ impl Model {
             inputs: graph.inputs().to_vec(),
             outputs: graph.outputs().to_vec(),
             engine: Engine::Graph(graph),
+            at_once: 1,
         }
     }
 

@@ -7,11 +7,21 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 
+use crate::step::{self, Scoring, Step};
 use crate::thread::Thread;
 use crate::{ApiError, Loaded, Model, ServeError};
 
-/// What a thread does for one question; it sends the answer itself.
-type Work = Box<dyn FnOnce(&mut Thread) + Send>;
+/// Larger questions are answered by themselves: others should not wait while they are read.
+const LARGEST_JOINED: usize = 64 << 10;
+
+/// A question that waits.
+struct Work {
+    loaded: Arc<Loaded>,
+    /// Whether it may be computed together with others.
+    joins: bool,
+    /// Its first half. It sends the answer itself, then or from the second half.
+    begin: Box<dyn FnOnce(&mut Thread) -> Option<Scoring> + Send>,
+}
 
 #[derive(Default)]
 struct Line {
@@ -25,18 +35,27 @@ struct Queue {
     line: Mutex<Line>,
     arrived: Condvar,
     most: usize,
+    /// So many questions are computed together at most.
+    at_once: usize,
 }
 
 impl Queue {
-    /// The next piece of work; `None` when the pool is closed.
-    fn next(&self) -> Option<Work> {
+    /// The next question and those behind it that can be computed together with it, which are
+    /// shared with threads that have nothing to do; `None` when the pool is closed. Nothing is ever
+    /// waited for to come along.
+    fn next(&self) -> Option<Vec<Work>> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if line.closed {
                 return None;
             }
-            if let Some(work) = line.waiting.pop_front() {
-                return Some(work);
+            if let Some(first) = line.waiting.front() {
+                let goes_along = |work: &&Work| {
+                    first.joins && work.joins && Arc::ptr_eq(&work.loaded, &first.loaded)
+                };
+                let share = line.waiting.len().div_ceil(1 + line.idle).min(self.at_once);
+                let along = line.waiting.iter().take(share).take_while(goes_along).count();
+                return Some(line.waiting.drain(..along.max(1)).collect());
             }
             line.idle += 1;
             line = self.arrived.wait(line).unwrap_or_else(PoisonError::into_inner);
@@ -58,8 +77,12 @@ impl Pool {
         threads: usize,
         most: usize,
     ) -> Result<Self, ServeError> {
-        let queue =
-            Arc::new(Queue { line: Mutex::default(), arrived: Condvar::new(), most: most.max(1) });
+        let queue = Arc::new(Queue {
+            line: Mutex::default(),
+            arrived: Condvar::new(),
+            most: most.max(1),
+            at_once: model.at_once,
+        });
         let mut pool = Self { queue: queue.clone(), threads: Vec::new() };
         for number in 0..threads.max(1) {
             let mut thread = Thread::new(model.clone())?;
@@ -67,8 +90,13 @@ impl Pool {
             let started = std::thread::Builder::new()
                 .name(format!("answer-{number}"))
                 .spawn(move || {
-                    while let Some(work) = queue.next() {
-                        work(&mut thread);
+                    while let Some(works) = queue.next() {
+                        let Some(loaded) = works.first().map(|work| work.loaded.clone()) else {
+                            continue;
+                        };
+                        let begun = works.into_iter().map(|work| (work.begin)(&mut thread));
+                        let scorings = begun.flatten().collect();
+                        step::finish(&mut thread, &loaded, scorings);
                     }
                 })
                 .map_err(|error| ServeError::System(format!("starting threads: {error}")))?;
@@ -77,19 +105,41 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Has a question answered by a version; a full queue is an answer too.
+    /// Has a question of so many bytes answered by a version; a full queue is an answer too.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         loaded: Arc<Loaded>,
-        question: impl FnOnce(&mut Thread) -> Result<T, ApiError> + Send + 'static,
+        bytes: usize,
+        question: impl FnOnce(&mut Thread) -> Result<Step<T>, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let (reply, answer) = oneshot::channel();
-        let work: Work = Box::new(move |thread| {
+        let version = loaded.clone();
+        let begin = move |thread: &mut Thread| {
             // Whoever asked may have left: then nobody minds, and nothing is computed.
-            if !reply.is_closed() {
-                let _ = reply.send(thread.answer(&loaded, question));
+            if reply.is_closed() {
+                return None;
             }
-        });
+            let (batch, finish) = match thread.answer(&version, question) {
+                Ok(Step::Scores(batch, finish)) => (batch, finish),
+                Ok(Step::Answered(answer)) => {
+                    let _ = reply.send(Ok(answer));
+                    return None;
+                }
+                Err(error) => {
+                    let _ = reply.send(Err(error));
+                    return None;
+                }
+            };
+            let finish = move |thread: &mut Thread, scores: Result<Vec<f32>, ApiError>| {
+                let answer = scores.and_then(|scores| {
+                    thread.answer(&version, |thread| finish(thread.model(), &scores))
+                });
+                let _ = reply.send(answer);
+            };
+            Some(Scoring { batch, finish: Box::new(finish) })
+        };
+        let joins = bytes <= LARGEST_JOINED;
+        let work = Work { loaded, joins, begin: Box::new(begin) };
         let somebody_waits = {
             let mut line = self.queue.line.lock().unwrap_or_else(PoisonError::into_inner);
             if line.waiting.len() >= self.queue.most {

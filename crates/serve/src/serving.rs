@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::pool::Pool;
+use crate::step::Step;
 use crate::thread::Thread;
 use crate::{ApiError, Fetcher, Loaded, Model, ServeError};
 
@@ -82,13 +83,14 @@ impl Serving {
         self.loaded().ok_or_else(|| ApiError::busy("no version of the model has arrived yet"))
     }
 
-    /// Has a thread answer a question with a version.
+    /// Has a thread answer a question of so many bytes with a version.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         loaded: &Arc<Loaded>,
-        question: impl FnOnce(&mut Thread) -> Result<T, ApiError> + Send + 'static,
+        bytes: usize,
+        question: impl FnOnce(&mut Thread) -> Result<Step<T>, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.pool.ask(loaded.clone(), question).await
+        self.pool.ask(loaded.clone(), bytes, question).await
     }
 
     /// Takes memory for so many bytes, given back when the permit is dropped.

@@ -9,6 +9,7 @@ use skep_learn::Compute;
 use skep_wire::Dtype;
 
 use crate::model::Engine;
+use crate::step::Step;
 use crate::tensor::{Elements, Tensor};
 use crate::{ApiError, Loaded, Model, ServeError};
 
@@ -25,11 +26,21 @@ pub(crate) enum Question {
     Text(String),
 }
 
+impl Question {
+    /// How many bytes it has.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Picture(file) => file.len(),
+            Self::Text(text) => text.len(),
+        }
+    }
+}
+
 /// What comes of it.
 pub(crate) struct Verdict {
     /// The probability of every class.
     pub(crate) shares: Vec<f32>,
-    /// The words of a text, with what each adds to the probability of the answer.
+    /// The words of a text, with what each adds to the log-odds of the answer.
     pub(crate) words: Vec<(String, f32)>,
 }
 
@@ -85,40 +96,41 @@ impl Thread {
     }
 
     /// The scores of a batch, row by row.
-    fn scores(&mut self, batch: &Table) -> Result<Vec<f32>, ApiError> {
+    pub(crate) fn scores(&mut self, batch: &Table) -> Result<Vec<f32>, ApiError> {
         let compute = self.compute.as_mut();
         let compute = compute.ok_or_else(|| ApiError::internal(&"a batch for a graph"))?;
         Ok(compute.infer(batch)?)
     }
 
     /// Answers a person.
-    pub(crate) fn predict(&mut self, question: &Question) -> Result<Verdict, ApiError> {
-        let shares = match question {
-            Question::Text(text) => return self.read(text),
-            Question::Picture(file) => {
-                let pixels = self.model.pixels(file)?;
-                match &self.model.engine {
-                    Engine::Graph(graph) => graph.shares(&pixels)?,
-                    Engine::Task(_) => {
-                        let batch = self.model.batch_of_images(Dtype::U8, pixels)?;
-                        softmax(&self.scores(&batch)?)
-                    }
-                }
-            }
+    pub(crate) fn predict(&mut self, question: &Question) -> Result<Step<Verdict>, ApiError> {
+        let file = match question {
+            Question::Text(text) => return Ok(Step::Answered(self.read(text)?)),
+            Question::Picture(file) => file,
         };
-        Ok(Verdict { shares, words: Vec::new() })
+        let pixels = self.model.pixels(file)?;
+        let verdict = |shares| Verdict { shares, words: Vec::new() };
+        match &self.model.engine {
+            Engine::Graph(graph) => Ok(Step::Answered(verdict(graph.shares(&pixels)?))),
+            Engine::Task(_) => {
+                let batch = self.model.batch_of_images(Dtype::U8, pixels)?;
+                Ok(Step::Scores(batch, Box::new(move |_, scores| Ok(verdict(softmax(scores))))))
+            }
+        }
     }
 
     /// Asks about a text and about the same text without each of its words: what the answer loses
-    /// is what the word was worth. This needs nothing of a model but its answers. In a long text
-    /// neighbours are left out together.
+    /// is what the word was worth, in log-odds: where a model is very sure, probabilities hardly
+    /// move. This needs nothing of a model but its answers. In a long text neighbours are left out
+    /// together.
     fn read(&mut self, text: &str) -> Result<Verdict, ApiError> {
         let whole = self.model.batch_of_texts(&[text.to_owned()])?;
         // By itself, so that it does not depend on what else is asked.
-        let shares = softmax(&self.scores(&whole)?);
+        let scores = self.scores(&whole)?;
+        let shares = softmax(&scores);
         let answer = highest(&shares);
         let words: Vec<&str> = text.split_whitespace().collect();
-        if words.len() < 2 || shares.is_empty() {
+        if words.len() < 2 || shares.len() < 2 {
             return Ok(Verdict { shares, words: Vec::new() });
         }
         let size = words.len().div_ceil(MOST_PARTS);
@@ -130,22 +142,28 @@ impl Thread {
                 [before, after].concat().join(" ")
             })
             .collect();
+        let odds = log_odds(&scores, answer);
         let mut worth = Vec::with_capacity(without.len());
         for texts in without.chunks(TEXTS_AT_ONCE) {
             let batch = self.model.batch_of_texts(texts)?;
             let scores = self.scores(&batch)?;
             let rows = scores.chunks_exact(shares.len());
-            worth.extend(rows.map(|row| shares[answer] - softmax(row)[answer]));
+            worth.extend(rows.map(|row| (odds - log_odds(row, answer)) as f32));
         }
         let worth = worth.iter().flat_map(|worth| std::iter::repeat_n(*worth, size));
         let words = words.iter().map(|word| (*word).to_owned()).zip(worth).collect();
         Ok(Verdict { shares, words })
     }
 
-    /// Answers tensors with tensors: all outputs of the model.
-    pub(crate) fn infer(&mut self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, ApiError> {
+    /// Answers tensors with tensors, all outputs of the model, of which `finish` makes an answer.
+    pub(crate) fn infer<T: 'static>(
+        &mut self,
+        inputs: Vec<Tensor>,
+        finish: impl FnOnce(&Model, &[Tensor]) -> Result<T, ApiError> + 'static,
+    ) -> Result<Step<T>, ApiError> {
         if let Engine::Graph(graph) = &self.model.engine {
-            return graph.run(inputs);
+            let outputs = graph.run(inputs)?;
+            return Ok(Step::Answered(finish(&self.model, &outputs)?));
         }
         let Some(Tensor { shape, datatype, elements, .. }) = inputs.into_iter().next() else {
             return Err(ApiError::internal(&"no input"));
@@ -158,17 +176,21 @@ impl Thread {
                 self.model.batch_of_images(dtype, bytes)?
             }
         };
-        let logits = self.scores(&batch)?;
-        let (rows, classes) = (shape.first().copied().unwrap_or(0), self.model.classes().len());
-        if classes == 0 || logits.len() != rows * classes {
-            return Err(ApiError::internal(&"the model gave another number of scores"));
-        }
-        let shares: Vec<f32> = logits.chunks_exact(classes).flat_map(softmax).collect();
-        let shape = vec![rows, classes];
-        Ok(vec![
-            Tensor::floats("probabilities", shape.clone(), &shares),
-            Tensor::floats("logits", shape, &logits),
-        ])
+        let rows = shape.first().copied().unwrap_or(0);
+        let finish = move |model: &Model, logits: &[f32]| {
+            let classes = model.classes().len();
+            if classes == 0 || logits.len() != rows * classes {
+                return Err(ApiError::internal(&"the model gave another number of scores"));
+            }
+            let shares: Vec<f32> = logits.chunks_exact(classes).flat_map(softmax).collect();
+            let shape = vec![rows, classes];
+            let outputs = [
+                Tensor::floats("probabilities", shape.clone(), &shares),
+                Tensor::floats("logits", shape, logits),
+            ];
+            finish(model, &outputs)
+        };
+        Ok(Step::Scores(batch, Box::new(finish)))
     }
 }
 
@@ -178,6 +200,14 @@ pub(crate) fn softmax(logits: &[f32]) -> Vec<f32> {
     let powers: Vec<f64> = logits.iter().map(|&score| f64::from(score - highest).exp()).collect();
     let sum: f64 = powers.iter().sum();
     powers.iter().map(|power| (power / sum) as f32).collect()
+}
+
+/// The logarithm of how much likelier one of several classes is than all others together.
+fn log_odds(logits: &[f32], class: usize) -> f64 {
+    let others = || logits.iter().enumerate().filter(|(at, _)| *at != class).map(|(_, it)| *it);
+    let highest = f64::from(others().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = others().map(|score| (f64::from(score) - highest).exp()).sum();
+    f64::from(logits[class]) - highest - sum.ln()
 }
 
 /// The place of the highest, the first one where several are equal.

@@ -3,7 +3,7 @@
 
 use std::io::Cursor;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier, Mutex};
 
 use axum::Router;
 use axum::body::Body;
@@ -480,6 +480,12 @@ async fn a_text_is_answered_with_the_words_that_drove_it() {
     assert_eq!(words[1]["word"], "good");
     assert!(weight(1) > 0.0 && weight(3) > 0.0 && weight(6) < 0.0, "{answer}");
     assert_eq!(weight(0), 0.0);
+    // Without a "good" its score falls by one and the other's rises by one: two in log-odds.
+    assert!((weight(1) - 2.0).abs() < 1e-6, "{answer}");
+    // However sure the model is.
+    let sure = json!({ "text": "good ".repeat(30) });
+    let sure = post_json(&app, "/predict", &sure).await.json();
+    assert!((sure["words"][7]["weight"].as_f64().expect("a number") - 2.0).abs() < 1e-6, "{sure}");
     let plain = post(&app, "/predict", "text/plain", "bad").await.json();
     assert_eq!(plain["answer"], "negative");
     let infer = json!({ "inputs": [{ "name": "text", "shape": [2], "datatype": "BYTES", "data": ["good", "bad"] }] });
@@ -608,4 +614,137 @@ async fn an_answer_is_the_named_versions_while_versions_change() {
             assert_eq!(scores, expected[seed], "version {version}, to the last bit");
         }
     }
+}
+
+/// LeNet-5 that keeps notes of what it computes, waits the first time, and panics at a row that
+/// begins with 13.
+#[derive(Clone)]
+struct Watched {
+    lenet5: Arc<dyn Task>,
+    /// How many rows each computation had.
+    rows: Arc<Mutex<Vec<usize>>>,
+    go_on: Arc<Barrier>,
+}
+
+struct WatchedCompute {
+    compute: Box<dyn Compute>,
+    by: Watched,
+}
+
+impl Task for Watched {
+    fn name(&self) -> &str {
+        "watched"
+    }
+
+    fn about(&self) -> &str {
+        "LeNet-5 with notes"
+    }
+
+    fn defaults(&self) -> Job {
+        self.lenet5.defaults()
+    }
+
+    fn dataset(&self, job: &Job) -> Result<Dataset, LearnError> {
+        self.lenet5.dataset(job)
+    }
+
+    fn compute(&self, job: &Job) -> Result<Box<dyn Compute>, LearnError> {
+        Ok(Box::new(WatchedCompute { compute: self.lenet5.compute(job)?, by: self.clone() }))
+    }
+
+    fn inference(&self, job: &Job) -> Option<Inference> {
+        self.lenet5.inference(job)
+    }
+}
+
+impl Compute for WatchedCompute {
+    fn schema(&self) -> &Schema {
+        self.compute.schema()
+    }
+
+    fn initial(&self, seed: u64) -> Result<Frame, LearnError> {
+        self.compute.initial(seed)
+    }
+
+    fn load(&mut self, parameters: &Frame) -> Result<(), LearnError> {
+        self.compute.load(parameters)
+    }
+
+    fn gradient(&mut self, batch: &Table, seed: u64, into: &mut Frame) -> Result<f64, LearnError> {
+        self.compute.gradient(batch, seed, into)
+    }
+
+    fn evaluate(&mut self, batch: &Table) -> Result<EvaluationCounts, LearnError> {
+        self.compute.evaluate(batch)
+    }
+
+    fn infer(&mut self, batch: &Table) -> Result<Vec<f32>, LearnError> {
+        let first = {
+            let mut rows = self.by.rows.lock().expect("no panic");
+            rows.push(batch.rows());
+            rows.len() == 1
+        };
+        if first {
+            self.by.go_on.wait();
+        }
+        let mut begins = batch.columns()[0].bytes.chunks(784).map(|row| row[0]);
+        assert!(begins.all(|first| first != 13), "asked to");
+        self.compute.infer(batch)
+    }
+
+    fn rows_at_once(&self) -> Option<usize> {
+        self.compute.rows_at_once()
+    }
+}
+
+#[tokio::test]
+async fn questions_that_wait_are_computed_together_and_answered_each_for_itself() {
+    let task = Watched { lenet5: lenet5(), rows: Arc::default(), go_on: Arc::new(Barrier::new(2)) };
+    let job = task.defaults();
+    let model = Model::new("digits", Arc::new(task.clone()), job, &Assets::new()).expect("is one");
+    let settings = ServingSettings { threads: 1, ..ServingSettings::default() };
+    let serving = Serving::start(model, fetcher(), settings).expect("starts");
+    let loaded = version(&serving, 7);
+    let mut alone = lenet5().compute(&lenet5().defaults()).expect("builds");
+    alone.load(&loaded.parameters).expect("loads");
+    serving.publish(loaded);
+    let app = app(serving.clone());
+    let image = |seed: usize| -> Vec<u8> { (0..784).map(|at| (at * seed % 251) as u8).collect() };
+    let ask = |data: Value| {
+        let question = json!({ "inputs": [{ "name": "image", "shape": [1, 28, 28], "datatype": "UINT8", "data": data }], "outputs": [{ "name": "logits" }] });
+        let app = app.clone();
+        tokio::spawn(async move { post_json(&app, "/v2/models/digits/infer", &question).await })
+    };
+    let first = ask(json!(image(1)));
+    while task.rows.lock().expect("no panic").is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // The thread is at work: these wait for it.
+    let mut waiting = Vec::new();
+    for seed in 2..14 {
+        waiting.push((image(seed), ask(json!(image(seed)))));
+    }
+    let broken = ask(json!(["not", "a", "number"]));
+    let mut bad = image(3);
+    bad[0] = 13;
+    let panics = ask(json!(bad));
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    task.go_on.wait();
+    waiting.push((image(1), first));
+    for (image, answer) in waiting {
+        let answer = answer.await.expect("no panic");
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.json());
+        let data = answer.json()["outputs"][0]["data"].clone();
+        let scores: Vec<f32> = serde_json::from_value(data).expect("numbers");
+        let column =
+            Column { name: "image".into(), dtype: Dtype::U8, shape: vec![28, 28], bytes: image };
+        let batch = Table::new(vec![column]).expect("a table");
+        assert_eq!(scores, alone.infer(&batch).expect("infers"), "to the last bit");
+    }
+    broken.await.expect("no panic").refused(400, "bad_request", "cannot be read");
+    panics.await.expect("no panic").refused(500, "internal", "");
+    let rows = task.rows.lock().expect("no panic").clone();
+    assert_eq!(rows[..2], [1, 13], "one, then all that waited and could be read: {rows:?}");
 }

@@ -52,6 +52,9 @@ const DEVIATION: f32 = 0.3081;
 /// Channels, height, width.
 const SHAPE: [usize; 3] = [1, 28, 28];
 
+/// What the kernel of a convolution works on at once: two vectors of eight.
+const ROWS_AT_ONCE: usize = 16;
+
 /// The task: LeNet-5 on MNIST, or on pictures of one's own.
 #[derive(Clone, Debug)]
 pub struct LeNet5 {
@@ -271,5 +274,9 @@ impl BurnTask for LeNet5 {
         device: &Device,
     ) -> Result<Tensor<2>, LearnError> {
         Self::logits(model, batch, device)
+    }
+
+    fn rows_at_once(&self) -> Option<usize> {
+        Some(ROWS_AT_ONCE)
     }
 }

@@ -39,7 +39,7 @@ struct Answer {
     probabilities: Map<String, Value>,
     version: String,
     milliseconds: f64,
-    /// The words of a text, with what each adds to the probability of the answer.
+    /// The words of a text, with what each adds to the log-odds of the answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     words: Vec<Word>,
 }
@@ -59,7 +59,8 @@ pub(crate) async fn predict(
     let loaded = serving.ready()?;
     let received = body::read(&headers, body, &serving).await?;
     let question = question(&serving, &headers, received.bytes.clone()).await?;
-    let verdict = serving.ask(&loaded, move |thread| thread.predict(&question)).await?;
+    let bytes = question.bytes();
+    let verdict = serving.ask(&loaded, bytes, move |thread| thread.predict(&question)).await?;
     let (classes, shares) = (serving.model.classes(), verdict.shares);
     if shares.len() != classes.len() || shares.iter().any(|share| !share.is_finite()) {
         return Err(ApiError::internal(&"the model gave no probabilities"));

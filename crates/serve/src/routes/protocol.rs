@@ -14,8 +14,7 @@ use skep_wire::ErrorCode;
 use super::version_header;
 use crate::model::Engine;
 use crate::tensor::{self, Given, Tensor, TensorSpec};
-use crate::thread::Thread;
-use crate::{ApiError, Serving, body};
+use crate::{ApiError, Model, Serving, body};
 
 /// A request may have so many rows.
 const MOST_ROWS: usize = 4096;
@@ -107,7 +106,7 @@ struct Answer<'answer> {
     model_name: &'answer str,
     model_version: &'answer str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<String>,
+    id: Option<&'answer str>,
     outputs: Vec<&'answer Tensor>,
 }
 
@@ -120,21 +119,51 @@ pub(crate) async fn infer(
     known(&serving, &model)?;
     let loaded = serving.ready()?;
     let received = body::read(&headers, body, &serving).await?;
-    let version = loaded.version.clone();
-    let answered = serving.ask(&loaded, move |thread| answer(thread, &received.bytes, &version));
+    let (bytes, version) = (received.bytes.len(), loaded.version.clone());
+    let answered = serving.ask(&loaded, bytes, move |thread| {
+        let (inputs, asked) = read(thread.model(), &received.bytes)?;
+        thread.infer(inputs, move |model, outputs| {
+            let _kept = received;
+            asked.answer(model, &version, outputs)
+        })
+    });
     let json = [(header::CONTENT_TYPE, "application/json")];
     Ok((version_header(&loaded)?, json, answered.await?).into_response())
 }
 
-/// From the bytes of a request to those of its answer, on a thread that computes.
-fn answer(thread: &mut Thread, request: &[u8], version: &str) -> Result<Vec<u8>, ApiError> {
+/// What of a request its answer depends on, besides its tensors.
+struct Asked {
+    id: Option<String>,
+    /// Names of outputs.
+    wanted: Vec<String>,
+}
+
+impl Asked {
+    fn answer(
+        &self,
+        model: &Model,
+        version: &str,
+        outputs: &[Tensor],
+    ) -> Result<Vec<u8>, ApiError> {
+        let named = |name: &String| outputs.iter().find(|output| output.name == *name);
+        let answer = Answer {
+            model_name: &model.name,
+            model_version: version,
+            id: self.id.as_deref(),
+            outputs: self.wanted.iter().filter_map(named).collect(),
+        };
+        serde_json::to_vec(&answer).map_err(|error| ApiError::internal(&error))
+    }
+}
+
+/// From the bytes of a request to its tensors, on a thread that computes.
+fn read(model: &Model, request: &[u8]) -> Result<(Vec<Tensor>, Asked), ApiError> {
     let request: Request<'_> = serde_json::from_slice(request).map_err(|error| {
         ApiError::bad(
             format!("the request cannot be read: {error}"),
             "see the Open Inference Protocol, version 2, for its form",
         )
     })?;
-    let model = thread.model();
     let known: Vec<&str> = model.outputs.iter().map(|output| output.name.as_str()).collect();
     let wanted: Vec<String> = match request.outputs {
         Some(outputs) => outputs.into_iter().map(|output| output.name).collect(),
@@ -158,16 +187,7 @@ fn answer(thread: &mut Thread, request: &[u8], version: &str) -> Result<Vec<u8>,
             format!("send at most {MOST_ROWS} at a time"),
         ));
     }
-    let name = model.name.clone();
-    let given = thread.infer(inputs)?;
-    let outputs = wanted.iter().filter_map(|name| given.iter().find(|output| output.name == *name));
-    let answer = Answer {
-        model_name: &name,
-        model_version: version,
-        id: request.id,
-        outputs: outputs.collect(),
-    };
-    serde_json::to_vec(&answer).map_err(|error| ApiError::internal(&error))
+    Ok((inputs, Asked { id: request.id, wanted }))
 }
 
 fn fits(spec: &TensorSpec, shape: &[usize]) -> bool {
