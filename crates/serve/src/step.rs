@@ -29,9 +29,9 @@ pub(crate) struct Scoring {
 pub(crate) fn finish(thread: &mut Thread, loaded: &Arc<Loaded>, scorings: Vec<Scoring>) {
     let mut groups: Vec<(Table, Vec<Scoring>)> = Vec::new();
     for scoring in scorings {
-        let joined = groups.iter_mut().find_map(|(batch, members)| {
-            batch.append(&scoring.batch).ok().map(|()| members)
-        });
+        let joined = groups
+            .iter_mut()
+            .find_map(|(batch, members)| batch.append(&scoring.batch).ok().map(|()| members));
         match joined {
             Some(members) => members.push(scoring),
             None => groups.push((scoring.batch.clone(), vec![scoring])),
