@@ -59,7 +59,7 @@ pub async fn open(
     }
     if let Some(flag) = settings.given() {
         return Err(ServeError::model(
-            format!("{flag} is for an ONNX file, which {} is not", names.join(", ")),
+            format!("{flag} is for ONNX files, which {} is not", names.join(", ")),
             "a model that Skep trained knows its classes and its pictures",
         ));
     }
