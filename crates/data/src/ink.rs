@@ -114,10 +114,39 @@ impl Looks {
 
 /// The figure as bytes of `height` x `width`; `None` where there is none.
 pub(crate) fn fit(picture: &GrayImage, height: usize, width: usize) -> Option<Vec<u8>> {
+    if is_in_form(picture, height, width) {
+        return Some(picture.as_raw().clone());
+    }
     let mut plane = lift(picture)?;
     keep_figure(&mut plane);
     let figure = cut_out(&plane)?;
     Some(place(&broaden(figure), height, width))
+}
+
+/// Whether a picture has MNIST's form already: of its size, light ink on plain black, about 20 of 28
+/// pixels on its longer side, with its mass in the middle. Such a one is best left alone.
+fn is_in_form(picture: &GrayImage, height: usize, width: usize) -> bool {
+    if (picture.height() as usize, picture.width() as usize) != (height, width) {
+        return false;
+    }
+    let (mut mass, mut rows, mut columns, mut brightest) = (0.0f32, 0.0, 0.0, 0);
+    let (mut first, mut last) = ([usize::MAX; 2], [0; 2]);
+    for (at, &byte) in picture.as_raw().iter().enumerate().filter(|(_, byte)| **byte > 0) {
+        let (row, column, weight) = (at / width, at % width, f32::from(byte));
+        mass += weight;
+        rows += weight * row as f32;
+        columns += weight * column as f32;
+        brightest = brightest.max(byte);
+        first = [first[0].min(row), first[1].min(column)];
+        last = [last[0].max(row), last[1].max(column)];
+    }
+    if brightest < 200 {
+        return false;
+    }
+    let longer = (last[0] - first[0]).max(last[1] - first[1]) + 1;
+    let is_fitting = |side: usize| (side * 9..=side * 10).contains(&(longer * 14));
+    let is_central = |sum: f32, side: usize| (sum / mass - (side as f32 - 1.0) / 2.0).abs() <= 1.0;
+    is_fitting(height.max(width)) && is_central(rows, height) && is_central(columns, width)
 }
 
 /// Takes the ground away, turns the ink light, and stretches it from 0 to 1.
@@ -461,4 +490,35 @@ fn place(figure: &Plane, height: usize, width: usize) -> Vec<u8> {
     let columns = line(width, centre_x, figure.width);
     let small = figure.resample(&columns, &line(height, centre_y, figure.height));
     small.values.iter().map(|mean| (mean * 255.0).round().clamp(0.0, 255.0) as u8).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digits() -> Vec<GrayImage> {
+        let test = crate::mnist::open("mnist").expect("is built in").test;
+        let images = test.column("image").expect("pictures");
+        let each = images.bytes.chunks_exact(28 * 28);
+        each.map(|bytes| GrayImage::from_raw(28, 28, bytes.to_vec()).expect("a picture")).collect()
+    }
+
+    #[test]
+    fn what_is_in_the_form_stays_as_it_is_and_what_is_not_is_brought_there() {
+        let digits = digits();
+        let kept =
+            digits.iter().filter(|digit| fit(digit, 28, 28).as_ref() == Some(digit.as_raw()));
+        let kept = kept.count();
+        assert!(kept * 100 >= digits.len() * 95, "{kept} of {}", digits.len());
+        for digit in digits.iter().take(20) {
+            let mut turned = digit.clone();
+            image::imageops::invert(&mut turned);
+            assert!(!is_in_form(&turned, 28, 28), "dark on light");
+            let moved = image::imageops::crop_imm(digit, 3, 3, 25, 25).to_image();
+            let mut corner = GrayImage::new(28, 28);
+            image::imageops::replace(&mut corner, &moved, 0, 0);
+            assert!(!is_in_form(&corner, 28, 28), "away from the middle");
+            assert!(fit(&corner, 28, 28).is_some_and(|fitted| fitted != *corner.as_raw()));
+        }
+    }
 }
