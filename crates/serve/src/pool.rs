@@ -19,9 +19,11 @@ struct Work {
     loaded: Arc<Loaded>,
     /// Whether it may be computed together with others.
     joins: bool,
-    /// Its first half. It sends the answer itself, then or from the second half.
-    begin: Box<dyn FnOnce(&mut Thread) -> Option<Scoring> + Send>,
+    begin: Begin,
 }
+
+/// The first half of a question. It sends the answer itself, then or from the second half.
+type Begin = Box<dyn FnOnce(&mut Thread) -> Option<Scoring> + Send>;
 
 #[derive(Default)]
 struct Line {

@@ -21,8 +21,11 @@ type Finish<T> = Box<dyn FnOnce(&Model, &[f32]) -> Result<T, ApiError>>;
 /// A question that waits for its scores, whatever its answer is.
 pub(crate) struct Scoring {
     pub(crate) batch: Table,
-    pub(crate) finish: Box<dyn FnOnce(&mut Thread, Result<Vec<f32>, ApiError>)>,
+    pub(crate) finish: Sends,
 }
+
+/// The second half of any question: it sends the answer that scores, or their absence, lead to.
+type Sends = Box<dyn FnOnce(&mut Thread, Result<Vec<f32>, ApiError>)>;
 
 /// Finishes questions of one version. Those with batches of one form are computed together: see
 /// `Compute::rows_at_once`, by which no answer shows with whom it came.
