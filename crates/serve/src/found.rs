@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use skep_data::{LoadedTensor, RunFiles, Store, model_file};
+use skep_data::{LoadedTensor, RunFiles, RunRecord, Store, model_file};
 use skep_learn::{Assets, Compute, Task, onnx};
 use skep_wire::{Encoding, Frame, Job, Layout, RunSpec, Version};
 
@@ -298,16 +298,18 @@ async fn open_file(path: &Path) -> Result<FoundModel, ServeError> {
         found.assets.insert(name, vocabulary.clone().into_bytes());
     }
     if let Some(folder) = run_around(path) {
-        let files = files_of(&folder)?;
-        let spec = files.spec().await?;
-        let newest = files.newest_checkpoint().await?.checkpoint;
-        let within = version_within(path);
-        found.version = within.map(|version| version.to_string()).or_else(|| {
+        let spec = record_of(&folder)?.spec;
+        // A run's folder may have been taken out of its store: then that is all there is.
+        let is_in_store = folder.parent().is_some_and(|runs| runs.ends_with("runs"));
+        if is_in_store {
+            let files = files_of(&folder)?;
+            let newest = files.newest_checkpoint().await?.checkpoint;
             let same = newest.as_ref().filter(|newest| newest.model == bytes);
-            same.map(|newest| newest.version.to_string())
-        });
-        found.samples = found.samples.or(newest.and_then(|newest| samples_of(&newest.state)));
-        found.assets = assets_of(&files, &spec).await?;
+            let version = version_within(path).or(same.map(|newest| newest.version));
+            found.version = version.map(|version| version.to_string());
+            found.samples = found.samples.or(newest.and_then(|newest| samples_of(&newest.state)));
+            found.assets = assets_of(&files, &spec).await?;
+        }
         found.folders = vec![folder.join("assets")];
         found.run = Some(spec.name.clone());
         found.job = Some(spec.job);
@@ -325,6 +327,14 @@ fn run_around(path: &Path) -> Option<PathBuf> {
         .flatten()
         .find(|folder| folder.join("run.json").is_file())
         .map(Path::to_owned)
+}
+
+fn record_of(folder: &Path) -> Result<RunRecord, ServeError> {
+    let path = folder.join("run.json");
+    let wrong =
+        |error: &dyn std::fmt::Display| ServeError::System(format!("{}: {error}", path.display()));
+    let text = std::fs::read(&path).map_err(|error| wrong(&error))?;
+    serde_json::from_slice(&text).map_err(|error| wrong(&error))
 }
 
 /// Which version a checkpoint's file is: its folder says.
