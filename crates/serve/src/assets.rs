@@ -43,18 +43,11 @@ pub(crate) fn complete(
     Ok(known)
 }
 
-/// The assets that a task names, of a run of a hive.
-pub async fn of_run(
-    client: &Client,
-    run: &str,
-    manifest: &Manifest,
-    task: &dyn Task,
-) -> Result<Assets, ServeError> {
+/// The assets of a run of a hive.
+pub async fn of_run(client: &Client, run: &str, manifest: &Manifest) -> Result<Assets, ServeError> {
     let mut assets = Assets::new();
-    for &name in task.assets() {
-        let Some(asset) = manifest.assets.iter().find(|asset| asset.name == name) else {
-            return Err(missing(task, name, &format!("the run `{run}` does not have it")));
-        };
+    for asset in &manifest.assets {
+        let name = &asset.name;
         if asset.bytes > MOST_BYTES {
             return Err(too_large(name, asset.bytes));
         }
@@ -64,7 +57,7 @@ pub async fn of_run(
             let what = format!("the hive's `{name}` is not what the run's manifest names");
             return Err(ServeError::System(what));
         }
-        assets.insert(name.to_owned(), bytes.to_vec());
+        assets.insert(name.clone(), bytes.to_vec());
     }
     Ok(assets)
 }

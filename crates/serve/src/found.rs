@@ -104,11 +104,6 @@ impl FoundModel {
         of_run(&files, which, text).await
     }
 
-    /// What its task needs besides its parameters, looked for where it may lie if it is not known.
-    pub fn assets_for(&self, task: &dyn Task) -> Result<Assets, ServeError> {
-        assets::complete(self.assets.clone(), &self.folders, task)
-    }
-
     /// Its task, and its settings; `kind` is what the user says it is.
     pub fn task(
         &self,
@@ -373,14 +368,18 @@ pub struct Member {
 }
 
 impl Member {
-    /// Opens what a text names; `kind` is what the user says it is.
+    /// Opens what a text names, with all assets that its task needs; `kind` is what the user says it
+    /// is, and `given` are assets that stand in for its own.
     pub async fn open(
         name: &str,
         kind: Option<&str>,
         tasks: &[Arc<dyn Task>],
+        given: &Assets,
     ) -> Result<Self, ServeError> {
-        let found = FoundModel::open(name).await?;
+        let mut found = FoundModel::open(name).await?;
         let (task, job) = found.task(tasks, kind)?;
+        found.assets.extend(given.clone());
+        found.assets = assets::complete(found.assets, &found.folders, &*task)?;
         Ok(Self { found, task, job })
     }
 

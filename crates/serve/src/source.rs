@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use skep_learn::{EnsembleTask, Task, Vote};
+use skep_learn::{Assets, EnsembleTask, Task, Vote};
 use skep_wire::{Frame, Layout};
 
 use crate::found::{self, Member};
@@ -65,7 +65,7 @@ pub async fn open(
     }
     let mut members = Vec::new();
     for name in &names {
-        members.push(Member::open(name, kind, tasks).await?);
+        members.push(Member::open(name, kind, tasks, &Assets::new()).await?);
     }
     Member::check(&members)?;
     ensemble(members, called)
@@ -78,7 +78,7 @@ fn ensemble(mut members: Vec<Member>, called: Option<String>) -> Result<Source, 
         return Err(ServeError::model("there is no model to serve", "name one, such as STORE/RUN"));
     };
     let name = first.served_as();
-    let (job, assets) = (first.job.clone(), first.found.assets_for(&*first.task)?);
+    let (job, assets) = (first.job.clone(), first.found.assets.clone());
     if count == 1 {
         let member = members.remove(0);
         let parameters = member.found.load(&*member.task, &job)?.1;

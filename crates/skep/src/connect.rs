@@ -49,6 +49,19 @@ impl ConnectFlags {
         })
     }
 
+    /// A run's name, with the hive that is named before it, as in http://HOST:PORT/RUN, or else this
+    /// one.
+    pub(crate) fn of_run<'text>(&self, text: &'text str) -> (Self, &'text str) {
+        let mut connect = self.clone();
+        match text.trim_end_matches('/').rsplit_once('/') {
+            Some((hive, run)) if text.contains("://") && !hive.ends_with('/') => {
+                hive.clone_into(&mut connect.hive);
+                (connect, run)
+            }
+            _ => (connect, text),
+        }
+    }
+
     /// A client for a command that a person waits for.
     pub(crate) fn client(&self) -> Result<Client, Failure> {
         let settings = self.settings(Duration::from_secs(3), Arc::default())?;

@@ -74,6 +74,24 @@ fn an_ensemble_is_trained_kept_measured_and_served() {
     let again = result(place, &format!("model evaluate {file} --json"));
     assert_eq!(again["accuracy"], together["accuracy"]);
 
+    // Files that left their runs bring what they need along, each its own.
+    for (at, more) in [(1, ""), (2, " ")] {
+        let (from, to) =
+            (place.join(format!("skep-runs/runs/reviews-{at}")), place.join(at.to_string()));
+        std::fs::create_dir(&to).expect("a folder");
+        std::fs::copy(from.join("model.safetensors"), to.join("model.safetensors"))
+            .expect("copies");
+        let vocabulary = std::fs::read_to_string(from.join("assets/vocabulary.json"));
+        let vocabulary = vocabulary.expect("a vocabulary") + more;
+        std::fs::write(to.join("vocabulary.json"), vocabulary).expect("writes");
+    }
+    let ended = run(place, "serve 1/model.safetensors 2/model.safetensors --model text-average");
+    assert!(
+        ended.code == Some(2) && ended.stderr.contains("another vocabulary"),
+        "{}",
+        ended.stderr
+    );
+
     let ended = run(place, "train imdb --ensemble 1");
     assert!(ended.code == Some(2) && ended.stderr.contains("from 2 to"), "{}", ended.stderr);
     std::fs::write(place.join("other.json"), "{}").expect("writes");

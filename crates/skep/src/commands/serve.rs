@@ -176,14 +176,7 @@ fn hive_and_run(
     connect: &ConnectFlags,
     stop: Arc<std::sync::atomic::AtomicBool>,
 ) -> Result<(Client, String), Failure> {
-    let mut connect = connect.clone();
-    let run = match follow.trim_end_matches('/').rsplit_once('/') {
-        Some((hive, run)) if follow.contains("://") && !hive.ends_with('/') => {
-            connect.hive = hive.to_owned();
-            run
-        }
-        _ => follow,
-    };
+    let (connect, run) = connect.of_run(follow);
     if !skep_wire::RunSpec::is_name(run) {
         return Err(Failure::mistake(format!("--follow `{follow}` names no run"))
             .hint("such as http://127.0.0.1:29500/mnist"));
@@ -199,7 +192,7 @@ async fn followed_model(
 ) -> Result<Model, Failure> {
     let view = client.run(run).await?;
     let task = skep_serve::task_of(tasks, &view.job.model.kind)?;
-    let assets = skep_serve::assets_of_run(client, run, &view.manifest, &*task).await?;
+    let assets = skep_serve::assets_of_run(client, run, &view.manifest).await?;
     let model = Model::new(run, task, view.job, &assets)?;
     if model.schema()? != view.schema {
         return Err(Failure::mistake(format!(

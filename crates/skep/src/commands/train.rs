@@ -110,7 +110,7 @@ pub(crate) fn train(flags: TrainFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCo
             ..ClientSettings::default()
         })?;
         let ensemble = match flags.ensemble {
-            Some(_) => Some(write_ensemble(&store_path(&store, &names)?, &names)?),
+            Some(_) => Some(write_ensemble(&ensemble_path(&store, &names)?, &names)?),
             None => None,
         };
         let mut ended = Vec::new();
@@ -169,18 +169,14 @@ fn names(
             .hint(format!("it can have from 2 to {MOST_MEMBERS} members")));
     }
     let of = |name: &str| (1..=members).map(|at| format!("{name}-{at}")).collect::<Vec<_>>();
-    let is_free = |name: &String| of(name).iter().all(|member| !taken.contains(member));
-    if is_free(&name) {
-        return Ok(of(&name));
+    let is_free = |names: &Vec<String>| names.iter().all(|name| !taken.contains(name));
+    let mut others = (2..).map(|number| of(&format!("{name}-{number}")));
+    match Some(of(&name)).filter(is_free) {
+        Some(names) => Ok(names),
+        None if task_job.job.run.name.is_none() => Ok(others.find(is_free).unwrap_or_default()),
+        None => Err(Failure::mistake(format!("there are runs `{name}-…` already"))
+            .hint("choose another --name")),
     }
-    if task_job.job.run.name.is_some() {
-        return Err(Failure::mistake(format!("there are runs `{name}-…` already"))
-            .hint("choose another --name"));
-    }
-    let letters = ('b'..='z').map(|letter| format!("{name}-{letter}"));
-    letters.into_iter().find(is_free).map(|name| of(&name)).ok_or_else(|| {
-        Failure::mistake(format!("too many ensembles are called {name}")).hint("give a --name")
-    })
 }
 
 /// Starts workers for a run and shows its progress until it has ended or someone interrupts.
@@ -374,7 +370,7 @@ fn report(view: &RunView, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// Where an ensemble's file lies: beside the runs, under the name that its members share.
-fn store_path(store: &Store, names: &[String]) -> Result<PathBuf, Failure> {
+fn ensemble_path(store: &Store, names: &[String]) -> Result<PathBuf, Failure> {
     let usual = names[0].rsplit_once('-').map_or("ensemble", |(name, _)| name);
     store.local_path(&format!("ensembles/{usual}.json")).ok_or_else(|| {
         Failure::mistake("an ensemble needs a store in a folder").hint("give a folder as --store")

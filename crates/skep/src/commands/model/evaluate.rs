@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use skep_data::{Table, Vocabulary};
-use skep_learn::{Ensemble, Task, Vote, classify, ensemble};
+use skep_learn::{Assets, Ensemble, Task, Vote, classify, ensemble};
 use skep_wire::EvaluationCounts;
 
 use crate::cli::runtime;
@@ -90,14 +90,7 @@ async fn run(flags: &EvaluateFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode,
         data.clone_into(&mut job.data.source);
     }
     let read = || first.task.test_rows(&job, &first.found.assets);
-    let rows = reading(&job.data.source, read);
-    let rows = rows.map_err(|error| {
-        let failure = Failure::from(error);
-        match first.found.assets.is_empty() && failure.message.contains(Vocabulary::ASSET) {
-            true => failure.hint("give it with --vocabulary; a run keeps it in its folder assets"),
-            false => failure,
-        }
-    })?;
+    let rows = reading(&job.data.source, read)?;
     let mut computes = Vec::new();
     for member in &members {
         computes.push(member.found.load(&*member.task, &member.job)?.0);
@@ -114,22 +107,15 @@ async fn run(flags: &EvaluateFlags, tasks: &[Arc<dyn Task>]) -> Result<ExitCode,
 }
 
 async fn open(flags: &EvaluateFlags, tasks: &[Arc<dyn Task>]) -> Result<Vec<Member>, Failure> {
-    let vocabulary = match &flags.vocabulary {
-        None => None,
-        Some(path) => {
-            let explain =
-                |error: std::io::Error| Failure::mistake(format!("{}: {error}", path.display()));
-            Some(std::fs::read(path).map_err(explain)?)
-        }
-    };
+    let mut given = Assets::new();
+    if let Some(path) = &flags.vocabulary {
+        let explain =
+            |error: std::io::Error| Failure::mistake(format!("{}: {error}", path.display()));
+        given.insert(Vocabulary::ASSET.to_owned(), std::fs::read(path).map_err(explain)?);
+    }
     let mut members = Vec::new();
     for name in found::members(&flags.models)? {
-        let mut member = Member::open(&name, flags.kind.as_deref(), tasks).await?;
-        if let Some(vocabulary) = &vocabulary {
-            member.found.assets.insert(Vocabulary::ASSET.to_owned(), vocabulary.clone());
-        }
-        member.found.assets = member.found.assets_for(&*member.task)?;
-        members.push(member);
+        members.push(Member::open(&name, flags.kind.as_deref(), tasks, &given).await?);
     }
     Ok(members)
 }

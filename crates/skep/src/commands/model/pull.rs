@@ -1,15 +1,12 @@
 //! `skep model pull`: a version of a run as one file that has all that is needed to use it.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
 use skep_data::{ModelFormat, model_file};
-use skep_learn::Assets;
 use skep_wire::{Encoding, RunSpec};
-use skep_worker::Client;
 
 use super::average::format_of_name;
 use crate::cli::runtime;
@@ -85,14 +82,7 @@ pub(crate) fn pull(flags: &PullFlags) -> Result<ExitCode, Failure> {
 
 /// A version of a hive's run, with its assets.
 async fn of_hive(path: &str, which: Which, connect: &ConnectFlags) -> Result<FoundModel, Failure> {
-    let mut connect = connect.clone();
-    let run = match path.trim_end_matches('/').rsplit_once('/') {
-        Some((hive, run)) if path.contains("://") && !hive.ends_with('/') => {
-            hive.clone_into(&mut connect.hive);
-            run
-        }
-        _ => path,
-    };
+    let (connect, run) = connect.of_run(path);
     if !RunSpec::is_name(run) {
         return Err(Failure::mistake(format!("there is no run at `{path}`")).hint(
             "a run of a hive has a plain name such as mnist; STORE/RUN has a run.json in it",
@@ -118,23 +108,10 @@ async fn of_hive(path: &str, which: Which, connect: &ConnectFlags) -> Result<Fou
         run: Some(run.to_owned()),
         version: Some(pulled.version.to_string()),
         samples,
-        assets: assets(&client, run, &view.manifest).await?,
+        assets: skep_serve::assets_of_run(&client, run, &view.manifest).await?,
         job: Some(view.job),
         tensors: model_file::parse(run, pulled.bytes())?,
         hash: String::new(),
         folders: Vec::new(),
     })
-}
-
-async fn assets(
-    client: &Client,
-    run: &str,
-    manifest: &skep_wire::Manifest,
-) -> Result<Assets, Failure> {
-    let mut assets: Assets = BTreeMap::new();
-    for asset in &manifest.assets {
-        let bytes = client.shard(run, &asset.hash).await?;
-        assets.insert(asset.name.clone(), bytes.as_ref().to_vec());
-    }
-    Ok(assets)
 }
